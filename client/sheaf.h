@@ -1,0 +1,175 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* libsheaf: reads a dataset from the cache of the node, in place.
+ *
+ *   session   a connection to sheafd; made lazily, renewed by itself when
+ *             the daemon restarts
+ *   dataset   an open version: its listing, mapped, and its residency table
+ *   view      a range of one file's bytes, pinned in shared memory
+ *
+ * A hit makes no system call, copies nothing and takes no lock. What is not
+ * in memory is fetched by the daemon from disk or origin, within the
+ * deadline: a call returns the right bytes or an error.
+ *
+ * Threads: every function may be called from any thread; one object must not
+ * be closed while another call uses it. Fork: a child may use views that it
+ * inherited and may open sessions; inherited sessions reconnect by
+ * themselves. Errors: 0 or positive, or a negative errno;
+ * sheaf_last_error() has the text of the calling thread's last failure. */
+#ifndef SHEAF_H
+#define SHEAF_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/stat.h>
+#include <sys/uio.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define SHEAF_VERSION "0.1.0"
+#define SHEAF_API     __attribute__((visibility("default")))
+
+struct sheaf_session;
+struct sheaf_dataset;
+
+/* Text for the last error of this thread, with file and remedy where known;
+ * "" when there was none. Valid until the thread's next failing call. */
+SHEAF_API const char *sheaf_last_error(void);
+
+/* ---- sessions ---- */
+
+struct sheaf_session_options {
+        const char *socket;     /* NULL: SHEAF_SOCKET, else the usual places */
+        const char *name;       /* shown by `sheaf stats`; NULL: program name */
+        const char *kind;       /* NULL: "lib" */
+        int64_t deadline_ms;    /* bound of each call; 0: the daemon's */
+        uint64_t pin_bytes;     /* to hold at once; 0: the daemon's default */
+};
+
+/* Makes a session; connects at first use. @options may be NULL. -ENOMEM. */
+SHEAF_API int sheaf_session_new(const struct sheaf_session_options *options,
+        struct sheaf_session **ret_session);
+/* Connects now. 0; -ENOENT, -ECONNREFUSED no daemon; -EACCES; -EPROTO. */
+SHEAF_API int sheaf_session_connect(struct sheaf_session *session);
+/* Datasets of the session are closed first. */
+SHEAF_API void sheaf_session_free(struct sheaf_session *session);
+/* The socket that would be used; borrowed until the session is freed. */
+SHEAF_API const char *sheaf_session_socket(
+        const struct sheaf_session *session);
+
+/* ---- datasets ---- */
+
+/* Opens NAME or ~OWNER/NAME, its newest version, which stays the one that is
+ * read until it is closed. -ENOENT: no such dataset, or none that may be
+ * seen; -ESTALE detached; -ETIMEDOUT. */
+SHEAF_API int sheaf_dataset_open(struct sheaf_session *session,
+        const char *name, struct sheaf_dataset **ret_dataset);
+/* The same for a given version. */
+SHEAF_API int sheaf_dataset_open_version(struct sheaf_session *session,
+        const char *name, const uint8_t uuid[16],
+        struct sheaf_dataset **ret_dataset);
+/* Views must be released before. */
+SHEAF_API void sheaf_dataset_close(struct sheaf_dataset *dataset);
+
+struct sheaf_dataset_info {
+        const char *name;       /* borrowed until close */
+        uint8_t uuid[16];       /* of the version */
+        uint64_t serial;
+        uint64_t files, dirs, links, bytes, chunks;
+        int domain;             /* 0 owner, 1 group, 2 all, 3 grant */
+        uint32_t owner_uid, domain_gid;
+};
+SHEAF_API void sheaf_dataset_info(const struct sheaf_dataset *dataset,
+        struct sheaf_dataset_info *ret_info);
+
+/* Number of regular files; their ordinals are 0 .. n-1, in path order. */
+SHEAF_API uint64_t sheaf_dataset_files(const struct sheaf_dataset *dataset);
+
+/* Ordinal of the file at @path (relative to the root; links inside the tree
+ * are followed). -ENOENT; -EISDIR; -ELOOP. */
+SHEAF_API int sheaf_dataset_lookup(const struct sheaf_dataset *dataset,
+        const char *path, uint64_t *ret_ordinal);
+
+/* Path of a file: writes up to @cap_bytes with a NUL, returns its length
+ * (call again with more room when >= @cap_bytes), or -ERANGE. */
+SHEAF_API int64_t sheaf_dataset_path(const struct sheaf_dataset *dataset,
+        uint64_t ordinal, char *buf, size_t cap_bytes);
+
+/* Size in bytes, or -ERANGE. */
+SHEAF_API int64_t sheaf_dataset_size(const struct sheaf_dataset *dataset,
+        uint64_t ordinal);
+
+/* Attributes as the mount shows them. */
+SHEAF_API int sheaf_dataset_stat(const struct sheaf_dataset *dataset,
+        uint64_t ordinal, struct stat *ret_stat);
+
+/* ---- reading ---- */
+
+/* A pinned range. @pieces has one element for files up to 4 MiB, else one a
+ * chunk; the bytes are read-only and stay until release, whatever the daemon
+ * does. Opaque beside pieces, count and length. Zero length: count 0. */
+#define SHEAF_VIEW_INLINE 4
+struct sheaf_view {
+        const struct iovec *pieces;
+        size_t piece_count;
+        uint64_t len_bytes;
+        bool copied;            /* private copy: over the pin grant */
+        /* private: */
+        struct sheaf_dataset *dataset_;
+        struct iovec inline_pieces_[SHEAF_VIEW_INLINE];
+        void *inline_pins_[SHEAF_VIEW_INLINE];
+        void *heap_;
+};
+
+/* Pins [@offset_bytes, +@len_bytes) of a file, cut at its end; fetches what
+ * is missing. On failure nothing is pinned. -ERANGE bad ordinal or offset
+ * beyond the end; -EIO, -ESTALE (the origin changed), -ETIMEDOUT, -ENOMEM. */
+SHEAF_API int sheaf_view(struct sheaf_dataset *dataset, uint64_t ordinal,
+        uint64_t offset_bytes, uint64_t len_bytes,
+        struct sheaf_view *ret_view);
+/* The whole file. */
+SHEAF_API int sheaf_view_file(struct sheaf_dataset *dataset, uint64_t ordinal,
+        struct sheaf_view *ret_view);
+/* Only if it is in memory: -EAGAIN else, at once. */
+SHEAF_API int sheaf_view_try(struct sheaf_dataset *dataset, uint64_t ordinal,
+        uint64_t offset_bytes, uint64_t len_bytes,
+        struct sheaf_view *ret_view);
+/* Whole files of @ordinals[0..n): one message for all misses. Failures are
+ * reported per file in @ret_rc (may be NULL: the first failure fails all and
+ * nothing stays pinned). Returns the number of files that were viewed. */
+SHEAF_API int64_t sheaf_view_batch(struct sheaf_dataset *dataset,
+        const uint64_t *ordinals, size_t n, struct sheaf_view *ret_views,
+        int *ret_rc);
+/* Gives the bytes back. Any thread; idempotent. */
+SHEAF_API void sheaf_view_release(struct sheaf_view *view);
+
+/* Copies a range out, like pread: the number of bytes, short only at the end
+ * of the file. Holds nothing afterwards. */
+SHEAF_API int64_t sheaf_read(struct sheaf_dataset *dataset, uint64_t ordinal,
+        void *buf, size_t len_bytes, uint64_t offset_bytes);
+
+/* Asks the daemon to fetch these files when it can; returns at once. */
+SHEAF_API int sheaf_prefetch(struct sheaf_dataset *dataset,
+        const uint64_t *ordinals, size_t n);
+
+/* ---- figures ---- */
+
+struct sheaf_stats {
+        uint64_t hits, hit_bytes;   /* chunks served from shared memory */
+        uint64_t misses;            /* chunks that the daemon fetched for us */
+        uint64_t copies, copy_bytes;
+        uint64_t rechecks;          /* pins lost to eviction and retried */
+        uint64_t wait_ns;           /* time blocked on misses */
+        uint64_t pinned_bytes, grant_bytes;
+        uint64_t reconnects;
+};
+SHEAF_API void sheaf_stats(const struct sheaf_dataset *dataset,
+        struct sheaf_stats *ret_stats);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
