@@ -5,14 +5,17 @@
  *   header | entries | names | files | nodes | owners | samples (later)
  *
  * Numbered invariants, checked by sheaf_listing_open() in one pass:
- *  1 entry 0 is the root directory; a child's index is above its parent's
+ *  1 entry 0 is the root directory; entries lie breadth first: the children
+ *    of directories, taken in index order, fill 1, 2, 3, ... without a gap,
+ *    so a child's index is above its parent's
  *  2 the children of a directory are contiguous and sorted by the bytes of
  *    their names (memcmp, shorter first), without duplicates
  *  3 names have 1 to 255 bytes, no '/' and no NUL, and are not "." or ".."
  *  4 files[] holds the index of each regular file, ascending by entry index;
  *    its position there is the file's *ordinal*
- *  5 chunk ordinals: a file of n chunks owns first_chunk .. first_chunk+n-1;
- *    hard links of one inode share them; nothing else overlaps
+ *  5 chunk ordinals: a file of n chunks owns first_chunk .. first_chunk+n-1,
+ *    dealt in entry order without gaps; hard links of one inode share node
+ *    id, identity and chunks; nothing else overlaps
  *  6 nodes[] holds all entry indexes (the first of each set of hard links),
  *    ascending by node id
  *
@@ -27,7 +30,11 @@
 #define SHEAF_LISTING_MAGIC     UINT64_C(0x3174736c66616873) /* "shaflst1" */
 #define SHEAF_LISTING_LAYOUT    1
 #define SHEAF_LISTING_NAME_MAX  255
+#define SHEAF_LISTING_TARGET_MAX 4095
 #define SHEAF_LISTING_NODE_ROOT UINT64_C(1)
+
+/* 64 TiB: messages name a chunk of a file by 24 bits. */
+#define SHEAF_LISTING_FILE_BYTES_MAX (SHEAF_CHUNK_BYTES_MAX << 24)
 
 enum sheaf_listing_section {
         SHEAF_LISTING_ENTRIES = 0, /* struct sheaf_listing_entry */
@@ -54,6 +61,7 @@ struct sheaf_listing_header {
         uint64_t chunk_count;
         uint64_t payload_bytes; /* sum of file sizes, hard links once */
         uint64_t listed_ns;     /* CLOCK_REALTIME when the walk began */
+        uint8_t zero0[8];       /* checked */
         struct sheaf_listing_span section[SHEAF_LISTING_SECTIONS];
         uint8_t zero[48]; /* checked */
 };
@@ -123,6 +131,11 @@ static inline uint64_t sheaf_listing_pack_ctime(int64_t sec, uint32_t nsec)
         return (uint64_t)sec << 30 | nsec;
 }
 
+static inline int64_t sheaf_listing_ctime_sec(uint64_t packed)
+{
+        return (int64_t)packed >> 30;
+}
+
 /* A checked, read-only view of a listing in memory. Plain value; borrows the
  * block. All accessors are safe from any thread. */
 struct sheaf_listing {
@@ -141,6 +154,9 @@ struct sheaf_listing {
  * 0; -EBADMSG when a check fails; -EPROTONOSUPPORT for another layout. */
 SHEAF_MUST_CHECK int sheaf_listing_open(const void *data, size_t len_bytes,
         bool full, struct sheaf_listing *ret_listing);
+
+/* Invariant 3. */
+bool sheaf_listing_name_valid(const char *name, size_t len_bytes);
 
 /* Name of entry @index, not NUL-terminated; the root's is empty. */
 const char *sheaf_listing_name(const struct sheaf_listing *listing,
@@ -172,6 +188,10 @@ SHEAF_MUST_CHECK int sheaf_listing_by_node(
 size_t sheaf_listing_path(const struct sheaf_listing *listing, uint32_t index,
         char *buf, size_t cap_bytes);
 
+/* sheaf_listing_path() over bare arrays. */
+size_t sheaf_listing_join(const struct sheaf_listing_entry *entries,
+        const char *names, uint32_t index, char *buf, size_t cap_bytes);
+
 /* Bytes of the chunk @chunk_index of file @index. */
 static inline uint32_t sheaf_listing_chunk_len(
         const struct sheaf_listing *listing, uint32_t index,
@@ -193,7 +213,7 @@ void sheaf_listing_stat(const struct sheaf_listing *listing, uint32_t index,
 
 /* Building: entries are added a directory at a time, breadth first.
  *
- *   new -> { dir_begin(index) add* dir_end }* in index order -> finish
+ *   new -> { add_dir(next_dir) }* in index order -> write, once
  *
  * Not thread-safe. */
 struct sheaf_listing_builder;
@@ -219,8 +239,11 @@ void sheaf_listing_builder_free_p(struct sheaf_listing_builder **builder);
 
 /* Adds children of directory @dir (in any order, sorted here); directories
  * must be completed in ascending index order, empty ones may be skipped.
- * 0; -ENOMEM; -EEXIST duplicate name; -EINVAL bad name or mode; -EOVERFLOW
- * more than 2^32-2 entries, 4 GiB of names or 65535 owners. */
+ * 0; -ENOMEM; -EEXIST duplicate name; -EINVAL bad name, mode, target or
+ * order; -EFBIG a file over SHEAF_LISTING_FILE_BYTES_MAX; -EOVERFLOW more
+ * than 2^32-2 entries, 4 GiB of names or 65535 owners. After a failure the
+ * builder is as before. Entries of one (device, inode) with nlink > 1, or
+ * FOLLOWED, become hard links of the first. */
 SHEAF_MUST_CHECK int sheaf_listing_builder_add_dir(
         struct sheaf_listing_builder *builder, uint32_t dir,
         const struct sheaf_listing_item *items, size_t count);
@@ -234,6 +257,10 @@ uint32_t sheaf_listing_builder_next_dir(
 size_t sheaf_listing_builder_path(const struct sheaf_listing_builder *builder,
         uint32_t index, char *buf, size_t cap_bytes);
 
+/* Entries added so far, the root included. */
+uint64_t sheaf_listing_builder_count(
+        const struct sheaf_listing_builder *builder);
+
 /* Writes the finished block to @fd from its current position. Node ids are
  * made from @serial. 0 or -errno of write. */
 SHEAF_MUST_CHECK int sheaf_listing_builder_write(
@@ -244,7 +271,10 @@ SHEAF_MUST_CHECK int sheaf_listing_builder_write(
  * opened as @next_view) whose path, type and identity equal those of an
  * entry of @prev takes that entry's node id, and nodes[] is sorted again.
  * For files, @same(arg, prev_index, next_index) is called, so that learned
- * digests can be carried over. -ENOMEM. */
+ * digests can be carried over. Of a directory the inode number alone counts:
+ * a new child does not renumber it. Hard links take their id together, from
+ * the first link that matches. @same may be NULL. -ENOMEM; -EINVAL when
+ * @next's serial is not above @prev's. */
 SHEAF_MUST_CHECK int sheaf_listing_inherit(const struct sheaf_listing *prev,
         void *next, struct sheaf_listing *next_view,
         void (*same)(void *arg, uint32_t prev_index, uint32_t next_index),

@@ -19,26 +19,15 @@ union fd_space {
         char bytes[CMSG_SPACE(sizeof(int) * SHEAF_WIRE_FDS_MAX)];
 };
 
-int sheaf_wire_send(int sock, const Sheaf__Envelope *env, const int *fds,
-        size_t fd_count)
+int sheaf_wire_send_record(int sock, const void *data, size_t len_bytes,
+        const int *fds, size_t fd_count)
 {
-        sheaf_autofree uint8_t *heap = NULL;
-        uint8_t stack[1024], *data = stack;
-        size_t len = sheaf__envelope__get_packed_size(env);
+        struct iovec iov = { .iov_base = (void *)data, .iov_len = len_bytes };
+        struct msghdr msg = { .msg_iov = &iov, .msg_iovlen = 1 };
         union fd_space space;
 
-        if (len > SHEAF_WIRE_BYTES_MAX || fd_count > SHEAF_WIRE_FDS_MAX)
+        if (len_bytes > SHEAF_WIRE_BYTES_MAX || fd_count > SHEAF_WIRE_FDS_MAX)
                 return -EMSGSIZE;
-        if (len > sizeof(stack)) {
-                data = heap = malloc(len);
-                if (!heap)
-                        return -ENOMEM;
-        }
-        sheaf__envelope__pack(env, data);
-
-        struct iovec iov = { .iov_base = data, .iov_len = len };
-        struct msghdr msg = { .msg_iov = &iov, .msg_iovlen = 1 };
-
         if (fd_count) {
                 memset(&space, 0, sizeof(space));
                 msg.msg_control = &space;
@@ -55,14 +44,34 @@ int sheaf_wire_send(int sock, const Sheaf__Envelope *env, const int *fds,
                 ssize_t n = sendmsg(sock, &msg, MSG_NOSIGNAL);
 
                 if (n >= 0)
-                        return (size_t)n == len ? 0 : -EIO;
+                        return (size_t)n == len_bytes ? 0 : -EIO;
                 if (errno != EINTR)
                         return errno == EWOULDBLOCK ? -EAGAIN : -errno;
         }
 }
 
-static void take_fds(struct msghdr *msg, struct sheaf_wire_msg *out)
+int sheaf_wire_send(int sock, const Sheaf__Envelope *env, const int *fds,
+        size_t fd_count)
 {
+        sheaf_autofree uint8_t *heap = NULL;
+        uint8_t stack[1024], *data = stack;
+        size_t len = sheaf__envelope__get_packed_size(env);
+
+        if (len > SHEAF_WIRE_BYTES_MAX)
+                return -EMSGSIZE;
+        if (len > sizeof(stack)) {
+                data = heap = malloc(len);
+                if (!heap)
+                        return -ENOMEM;
+        }
+        sheaf__envelope__pack(env, data);
+        return sheaf_wire_send_record(sock, data, len, fds, fd_count);
+}
+
+static size_t take_fds(struct msghdr *msg, int fds[SHEAF_WIRE_FDS_MAX])
+{
+        size_t count = 0;
+
         for (struct cmsghdr *cmsg = CMSG_FIRSTHDR(msg); cmsg;
                 cmsg = CMSG_NXTHDR(msg, cmsg)) {
                 if (cmsg->cmsg_level != SOL_SOCKET ||
@@ -75,12 +84,13 @@ static void take_fds(struct msghdr *msg, struct sheaf_wire_msg *out)
 
                         memcpy(&fd, CMSG_DATA(cmsg) + i * sizeof(int),
                                 sizeof(fd));
-                        if (out->fd_count < SHEAF_WIRE_FDS_MAX)
-                                out->fds[out->fd_count++] = fd;
+                        if (count < SHEAF_WIRE_FDS_MAX)
+                                fds[count++] = fd;
                         else
                                 close(fd);
                 }
         }
+        return count;
 }
 
 Sheaf__Envelope *sheaf_wire_decode(const void *data, size_t len_bytes)
@@ -90,29 +100,53 @@ Sheaf__Envelope *sheaf_wire_decode(const void *data, size_t len_bytes)
         return sheaf__envelope__unpack(NULL, len_bytes, data);
 }
 
-int sheaf_wire_recv(int sock, struct sheaf_wire_msg *ret_msg)
+int sheaf_wire_recv_record(int sock, void *data, size_t cap_bytes,
+        size_t *ret_len_bytes, int ret_fds[SHEAF_WIRE_FDS_MAX],
+        size_t *ret_fd_count)
 {
-        sheaf_autofree uint8_t *data = malloc(SHEAF_WIRE_BYTES_MAX);
-        struct sheaf_wire_msg out = { 0 };
         union fd_space space;
-        struct iovec iov = { .iov_base = data,
-                .iov_len = SHEAF_WIRE_BYTES_MAX };
-        struct msghdr msg = { .msg_iov = &iov, .msg_iovlen = 1,
-                .msg_control = &space, .msg_controllen = sizeof(space) };
+        struct iovec iov = { .iov_base = data, .iov_len = cap_bytes };
+        struct msghdr msg = { .msg_iov = &iov,
+                .msg_iovlen = 1,
+                .msg_control = &space,
+                .msg_controllen = sizeof(space) };
+        int fds[SHEAF_WIRE_FDS_MAX];
+        size_t fd_count;
         ssize_t n;
 
-        if (!data)
-                return -ENOMEM;
         do
                 n = recvmsg(sock, &msg, MSG_CMSG_CLOEXEC);
         while (n < 0 && errno == EINTR);
         if (n < 0)
                 return errno == EWOULDBLOCK ? -EAGAIN : -errno;
-        take_fds(&msg, &out);
-        if (n == 0 && !out.fd_count)
+        fd_count = take_fds(&msg, fds);
+        if (msg.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) {
+                for (size_t i = 0; i < fd_count; i++)
+                        close(fds[i]);
+                return -EBADMSG;
+        }
+        if (n == 0 && !fd_count)
                 return 0;
-        if (!(msg.msg_flags & (MSG_TRUNC | MSG_CTRUNC)))
-                out.env = sheaf_wire_decode(data, (size_t)n);
+        memcpy(ret_fds, fds, sizeof(*fds) * fd_count);
+        *ret_len_bytes = (size_t)n;
+        *ret_fd_count = fd_count;
+        return 1;
+}
+
+int sheaf_wire_recv(int sock, struct sheaf_wire_msg *ret_msg)
+{
+        sheaf_autofree uint8_t *data = malloc(SHEAF_WIRE_BYTES_MAX);
+        struct sheaf_wire_msg out = { 0 };
+        size_t len;
+        int rc;
+
+        if (!data)
+                return -ENOMEM;
+        rc = sheaf_wire_recv_record(sock, data, SHEAF_WIRE_BYTES_MAX, &len,
+                out.fds, &out.fd_count);
+        if (rc <= 0)
+                return rc;
+        out.env = sheaf_wire_decode(data, len);
         if (!out.env) {
                 sheaf_wire_msg_free(&out);
                 return -EBADMSG;

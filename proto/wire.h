@@ -22,6 +22,18 @@ struct sheaf_wire_msg {
         size_t fd_count;
 };
 
+/* Sends @len_bytes as one record; descriptors stay the caller's. Returns as
+ * sheaf_wire_send. */
+SHEAF_MUST_CHECK int sheaf_wire_send_record(int sock, const void *data,
+        size_t len_bytes, const int *fds, size_t fd_count);
+
+/* Receives one record into @data. 1: it is there, with *@ret_fd_count
+ * descriptors, now the caller's; 0: the peer hung up; -EAGAIN; -EBADMSG: it
+ * was longer than @cap_bytes or brought too many descriptors; -errno. */
+SHEAF_MUST_CHECK int sheaf_wire_recv_record(int sock, void *data,
+        size_t cap_bytes, size_t *ret_len_bytes,
+        int ret_fds[SHEAF_WIRE_FDS_MAX], size_t *ret_fd_count);
+
 /* Sends one message; descriptors stay the caller's. 0; -EAGAIN when the
  * socket is full and non-blocking; -EMSGSIZE; -EPIPE; -errno. Any thread:
  * records are never torn. */
