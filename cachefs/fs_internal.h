@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Shared by the files of the mount: fs, ops, read, open. */
+#ifndef SHEAF_CACHEFS_FS_INTERNAL_H
+#define SHEAF_CACHEFS_FS_INTERNAL_H
+
+/* the oldest libfuse that is supported; newer ones keep its interface */
+#define FUSE_USE_VERSION 314
+
+#include "cachefs/fs.h"
+#include "cachefs/pool.h"
+
+#include <fuse_lowlevel.h>
+
+/* A version never changes, so what the kernel knows stays true. */
+#define SHEAF_FS_TIMEOUT_SEC 1e9
+
+struct sheaf_plain_table;
+
+struct sheaf_fs {
+        struct sheaf_source source;
+        struct sheaf_fs_options options;
+        enum sheaf_tree_kind kind;
+        struct fuse_session *session;
+        struct sheaf_pool *pool;
+        struct sheaf_plain_table *plain; /* NULL: no passthrough */
+        bool mounted;
+        _Atomic int64_t log_window_ns; /* log: see sheaf_fs_log */
+        _Atomic int log_count;
+};
+
+static inline struct sheaf_fs *sheaf_fs_of(fuse_req_t req)
+{
+        return fuse_req_userdata(req);
+}
+
+/* One line to standard error and, where asked for, the system log; at most
+ * LOG_PER_SEC lines a second, so that a dead origin fills no disk. */
+SHEAF_PRINTF(2, 3)
+void sheaf_fs_log(struct sheaf_fs *fs, const char *format, ...);
+
+/* ops.c: the table of handlers. */
+extern const struct fuse_lowlevel_ops sheaf_fs_ops;
+
+/* read.c */
+void sheaf_fs_read(fuse_req_t req, fuse_ino_t ino, size_t len_bytes,
+        off_t offset_bytes, struct fuse_file_info *fi);
+
+/* open.c: passthrough of shards. */
+SHEAF_MUST_CHECK int sheaf_plain_table_new(
+        struct sheaf_fs *fs, struct sheaf_plain_table **ret_table);
+void sheaf_plain_table_free(struct sheaf_plain_table *table);
+bool sheaf_plain_negotiate(struct fuse_conn_info *conn);
+bool sheaf_plain_works(const struct sheaf_plain_table *table);
+void sheaf_fs_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi);
+void sheaf_fs_release(
+        fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi);
+
+#endif

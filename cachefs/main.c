@@ -1,0 +1,419 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* sheaf-cachefs: mounts a dataset.
+ *
+ *   parent                        child
+ *   fork, wait for the verdict    session, dataset, mount, loop
+ *   exit with its code       <--- the mount answers, or why it does not
+ *
+ *  1 the parent exits 0 only after the mount has answered a request
+ *  2 SIGTERM takes the mount out of the tree at once and ends the process
+ *    when its last user is gone; a second one ends it now
+ *
+ * Threads: main runs the loop; a second one settles the mount and waits for
+ * signals, which all others block. */
+#include "cachefs/fs.h"
+#include "cachefs/mounts.h"
+#include "cachefs/source_client.h"
+
+#include <fcntl.h>
+#include <getopt.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <sys/xattr.h>
+#include <syslog.h>
+
+/* Exit codes; `sheaf mount` and scripts rely on them. */
+enum exit_code {
+        EXIT_DONE = 0,
+        EXIT_INTERNAL = 1,
+        EXIT_USAGE = 2,
+        EXIT_NO_DAEMON = 3,
+        EXIT_NO_DATASET = 4,
+        EXIT_MOUNT = 5,
+};
+
+struct mount_args {
+        const char *socket, *name;
+        char *dir;         /* absolute; owned */
+        char *socket_made; /* what @socket points to, if made; owned */
+        struct sheaf_fs_options options;
+        uint8_t uuid[16];
+        bool has_uuid, foreground;
+};
+
+struct server {
+        struct mount_args *args;
+        struct sheaf_fs *fs;
+        int verdict_fd; /* to the parent; -1: none waits */
+};
+
+static const char usage_text[] =
+        "usage: sheaf-cachefs [--socket PATH] [--foreground] [--allow-other]\n"
+        "                     [--mode auto|small|shard] [--version UUID] "
+        "NAME DIR\n";
+
+/* One byte: the exit code. The text of an error went to standard error. */
+static void send_verdict(struct server *server, enum exit_code code)
+{
+        uint8_t byte = (uint8_t)code;
+
+        if (server->verdict_fd < 0)
+                return;
+        if (write(server->verdict_fd, &byte, 1) != 1)
+                syslog(LOG_WARNING, "nobody waited for the mount");
+        close(server->verdict_fd);
+        server->verdict_fd = -1;
+}
+
+SHEAF_PRINTF(2, 3)
+static enum exit_code fail(enum exit_code code, const char *format, ...)
+{
+        va_list args;
+
+        fputs("sheaf-cachefs: ", stderr);
+        va_start(args, format);
+        vfprintf(stderr, format, args);
+        va_end(args);
+        fputc('\n', stderr);
+        return code;
+}
+
+static int parse_uuid(const char *text, uint8_t ret_uuid[16])
+{
+        uint8_t out[16];
+        size_t digits = 0;
+
+        for (; *text; text++) {
+                int value;
+
+                if (*text == '-')
+                        continue;
+                if (*text >= '0' && *text <= '9')
+                        value = *text - '0';
+                else if ((*text | 32) >= 'a' && (*text | 32) <= 'f')
+                        value = (*text | 32) - 'a' + 10;
+                else
+                        return -EINVAL;
+                if (digits == 32)
+                        return -EINVAL;
+                if (digits % 2)
+                        out[digits / 2] |= (uint8_t)value;
+                else
+                        out[digits / 2] = (uint8_t)(value << 4);
+                digits++;
+        }
+        if (digits != 32)
+                return -EINVAL;
+        memcpy(ret_uuid, out, sizeof(out));
+        return 0;
+}
+
+/* The process moves to "/": a relative socket path would lose its meaning. */
+static enum exit_code keep_socket(struct mount_args *args)
+{
+        sheaf_autofree char *cwd = NULL;
+
+        if (!args->socket)
+                args->socket = getenv("SHEAF_SOCKET");
+        if (!args->socket || args->socket[0] == '/' || !args->socket[0])
+                return EXIT_DONE;
+        cwd = getcwd(NULL, 0);
+        if (!cwd ||
+                asprintf(&args->socket_made, "%s/%s", cwd, args->socket) < 0)
+                return fail(EXIT_INTERNAL, "%s", strerror(errno));
+        args->socket = args->socket_made;
+        return EXIT_DONE;
+}
+
+static enum exit_code parse_dir(struct mount_args *args, const char *dir)
+{
+        int rc = sheaf_mounts_absolute(dir, &args->dir);
+
+        if (rc < 0)
+                return fail(EXIT_MOUNT, "%s: %s", dir, strerror(-rc));
+        return EXIT_DONE;
+}
+
+static void free_args(struct mount_args *args)
+{
+        free(args->dir);
+        free(args->socket_made);
+}
+
+static enum exit_code parse_args(int argc, char **argv, struct mount_args *args)
+{
+        static const struct option options[] = {
+                { "socket", required_argument, NULL, 's' },
+                { "foreground", no_argument, NULL, 'f' },
+                { "allow-other", no_argument, NULL, 'a' },
+                { "mode", required_argument, NULL, 'm' },
+                { "version", required_argument, NULL, 'v' },
+                { "debug", no_argument, NULL, 'd' },
+                { "no-passthrough", no_argument, NULL, 'p' },
+                { "help", no_argument, NULL, 'h' },
+                { 0 },
+        };
+        int c;
+
+        while ((c = getopt_long(argc, argv, "fh", options, NULL)) != -1) {
+                switch (c) {
+                case 's':
+                        args->socket = optarg;
+                        break;
+                case 'f':
+                        args->foreground = true;
+                        break;
+                case 'a':
+                        args->options.allow_other = true;
+                        break;
+                case 'm':
+                        if (sheaf_tree_kind_parse(optarg, &args->options.kind) <
+                                0)
+                                return fail(EXIT_USAGE,
+                                        "--mode %s: use auto, small or shard",
+                                        optarg);
+                        break;
+                case 'v':
+                        if (parse_uuid(optarg, args->uuid) < 0)
+                                return fail(EXIT_USAGE,
+                                        "--version %s: not a UUID", optarg);
+                        args->has_uuid = true;
+                        break;
+                case 'd':
+                        args->options.debug = args->foreground = true;
+                        break;
+                case 'p':
+                        args->options.no_passthrough = true;
+                        break;
+                case 'h':
+                        fputs(usage_text, stdout);
+                        exit(EXIT_DONE);
+                default:
+                        fputs(usage_text, stderr);
+                        return EXIT_USAGE;
+                }
+        }
+        if (argc - optind != 2) {
+                fputs(usage_text, stderr);
+                return EXIT_USAGE;
+        }
+        args->name = argv[optind];
+
+        enum exit_code code = keep_socket(args);
+
+        return code ? code : parse_dir(args, argv[optind + 1]);
+}
+
+/* Removes dead mounts of ours at the place and refuses live ones. */
+static enum exit_code clear_place(const struct mount_args *args)
+{
+        struct sheaf_mount mount;
+        enum exit_code code = EXIT_DONE;
+        struct stat info;
+        int rc;
+
+        rc = sheaf_mounts_detach_dead(args->dir);
+        if (rc < 0)
+                return fail(EXIT_MOUNT,
+                        "%s: a dead mount cannot be removed: %s", args->dir,
+                        strerror(-rc));
+        if (rc > 0)
+                fprintf(stderr, "sheaf-cachefs: %s: removed a dead mount\n",
+                        args->dir);
+        rc = sheaf_mounts_at(args->dir, &mount);
+        if (!rc) {
+                if (sheaf_mount_is_ours(&mount))
+                        code = fail(EXIT_MOUNT,
+                                "%s: dataset %s is mounted here already; "
+                                "`sheaf umount %s` first",
+                                args->dir, mount.dataset, args->dir);
+                sheaf_mount_clear(&mount);
+                if (code)
+                        return code;
+        }
+        if (stat(args->dir, &info))
+                return fail(EXIT_MOUNT, "%s: %s", args->dir, strerror(errno));
+        if (!S_ISDIR(info.st_mode))
+                return fail(EXIT_MOUNT, "%s: not a directory", args->dir);
+        return EXIT_DONE;
+}
+
+static enum exit_code open_dataset(const struct mount_args *args,
+        struct sheaf_session **ret_session, struct sheaf_dataset **ret_dataset)
+{
+        struct sheaf_session_options options = {
+                .socket = args->socket, .name = args->name, .kind = "mount"
+        };
+        int rc = sheaf_session_new(&options, ret_session);
+
+        if (rc < 0)
+                return fail(EXIT_INTERNAL, "%s", strerror(-rc));
+        rc = sheaf_session_connect(*ret_session);
+        if (rc < 0)
+                return fail(EXIT_NO_DAEMON, "no daemon at %s: %s (%s)",
+                        sheaf_session_socket(*ret_session), strerror(-rc),
+                        sheaf_last_error());
+        rc = args->has_uuid ? sheaf_dataset_open_version(*ret_session,
+                                      args->name, args->uuid, ret_dataset)
+                            : sheaf_dataset_open(
+                                      *ret_session, args->name, ret_dataset);
+        if (rc < 0)
+                return fail(EXIT_NO_DATASET, "dataset %s: %s (%s)", args->name,
+                        strerror(-rc), sheaf_last_error());
+        return EXIT_DONE;
+}
+
+static void own_signals(sigset_t *ret_set)
+{
+        sigemptyset(ret_set);
+        sigaddset(ret_set, SIGTERM);
+        sigaddset(ret_set, SIGINT);
+        sigaddset(ret_set, SIGHUP);
+}
+
+/* Cuts standard streams off the terminal or pipe of who mounted. */
+static void leave_streams(void)
+{
+        sheaf_autofd int fd = open("/dev/null", O_RDWR | O_CLOEXEC);
+
+        if (fd < 0)
+                return;
+        for (int i = 0; i < 3; i++)
+                dup2(fd, i);
+}
+
+static void *attend(void *arg)
+{
+        struct server *server = arg;
+        const char *dir = server->args->dir;
+        sigset_t set;
+        int sig, rc;
+
+        rc = sheaf_fs_settle(server->fs, dir);
+        if (rc < 0) {
+                send_verdict(
+                        server, fail(EXIT_MOUNT, "%s: %s", dir, strerror(-rc)));
+                sheaf_mounts_unmount(dir, true) < 0 ? _exit(EXIT_MOUNT)
+                                                    : (void)0;
+                return NULL;
+        }
+        if (!server->args->foreground)
+                leave_streams();
+        send_verdict(server, EXIT_DONE);
+        own_signals(&set);
+        while (sigwait(&set, &sig))
+                ;
+        rc = sheaf_mounts_unmount(dir, true);
+        if (rc < 0 && rc != -ENOENT)
+                syslog(LOG_WARNING, "unmount of %s: %s", dir, strerror(-rc));
+        while (sigwait(&set, &sig))
+                ;
+        _exit(EXIT_DONE);
+}
+
+static enum exit_code serve(struct server *server)
+{
+        pthread_t thread;
+        sigset_t set;
+        int rc;
+
+        own_signals(&set);
+        pthread_sigmask(SIG_BLOCK, &set, NULL);
+        signal(SIGPIPE, SIG_IGN);
+        rc = sheaf_fs_mount(server->fs, server->args->dir);
+        if (rc < 0)
+                return fail(
+                        EXIT_MOUNT, "%s: cannot be mounted", server->args->dir);
+        rc = pthread_create(&thread, NULL, attend, server);
+        if (rc)
+                return fail(EXIT_INTERNAL, "thread: %s", strerror(rc));
+        pthread_detach(thread);
+        rc = sheaf_fs_run(server->fs);
+        if (rc < 0)
+                return fail(EXIT_MOUNT, "%s: connection lost: %s",
+                        server->args->dir, strerror(-rc));
+        return EXIT_DONE;
+}
+
+static enum exit_code run(struct mount_args *args, int verdict_fd)
+{
+        struct server server = { .args = args, .verdict_fd = verdict_fd };
+        struct sheaf_session *session = NULL;
+        struct sheaf_dataset *dataset = NULL;
+        struct sheaf_dataset_info info;
+        struct sheaf_source source;
+        enum exit_code code;
+        int rc;
+
+        openlog("sheaf-cachefs", LOG_PID, LOG_DAEMON);
+        code = clear_place(args);
+        if (!code)
+                code = open_dataset(args, &session, &dataset);
+        if (!code) {
+                sheaf_source_client(dataset, &info, &source);
+                args->options.use_syslog = !args->foreground;
+                rc = sheaf_fs_new(&source, &args->options, &server.fs);
+                if (rc < 0)
+                        code = fail(EXIT_INTERNAL, "%s", strerror(-rc));
+        }
+        if (!code)
+                code = serve(&server);
+        send_verdict(&server, code);
+        sheaf_fs_free(server.fs);
+        if (dataset)
+                sheaf_dataset_close(dataset);
+        if (session)
+                sheaf_session_free(session);
+        return code;
+}
+
+/* Waits for the child's verdict; a child that dies has given none. */
+static int wait_verdict(int fd)
+{
+        uint8_t byte;
+        ssize_t n;
+
+        do
+                n = read(fd, &byte, 1);
+        while (n < 0 && errno == EINTR);
+        if (n == 1)
+                return byte;
+        return (int)fail(EXIT_INTERNAL, "the mount process ended early");
+}
+
+int main(int argc, char **argv)
+{
+        struct mount_args args = { 0 };
+        enum exit_code code = parse_args(argc, argv, &args);
+        int verdict[2];
+
+        if (code)
+                return (int)code;
+        if (args.foreground) {
+                code = run(&args, -1);
+                free_args(&args);
+                return (int)code;
+        }
+        if (pipe2(verdict, O_CLOEXEC))
+                return (int)fail(EXIT_INTERNAL, "pipe: %s", strerror(errno));
+
+        pid_t pid = fork();
+
+        if (pid < 0)
+                return (int)fail(EXIT_INTERNAL, "fork: %s", strerror(errno));
+        if (pid) {
+                close(verdict[1]);
+                return wait_verdict(verdict[0]);
+        }
+        close(verdict[0]);
+        setsid();
+        if (chdir("/"))
+                _exit(EXIT_INTERNAL);
+        code = run(&args, verdict[1]);
+        free_args(&args);
+        return (int)code;
+}

@@ -1,0 +1,370 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Handlers that answer from the listing.
+ *
+ *  1 none waits, except for values of extended attributes, which workers get
+ *  2 a handler answers its request exactly once
+ *  3 lookups are not counted: every node can be found again by its id, so
+ *    the kernel may forget as it likes
+ *
+ * Threads: all run in the thread that reads requests. */
+#include "cachefs/fs_internal.h"
+
+#include <limits.h>
+#include <stdio.h>
+
+static void fill_entry(
+        struct sheaf_fs *fs, uint32_t entry, struct fuse_entry_param *ret_param)
+{
+        struct fuse_entry_param out = {
+                .attr_timeout = SHEAF_FS_TIMEOUT_SEC,
+                .entry_timeout = SHEAF_FS_TIMEOUT_SEC,
+        };
+
+        sheaf_tree_stat(&fs->source, entry, &out.attr);
+        out.ino = out.attr.st_ino;
+        *ret_param = out;
+}
+
+static void fs_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
+{
+        struct sheaf_fs *fs = sheaf_fs_of(req);
+        struct fuse_entry_param param;
+        uint32_t dir, entry;
+        int rc;
+
+        rc = sheaf_tree_entry(&fs->source, parent, &dir);
+        if (!rc)
+                rc = sheaf_tree_child(&fs->source, dir, name, &entry);
+        if (rc == -ENOENT) {
+                /* node 0 lets the kernel remember that there is nothing */
+                memset(&param, 0, sizeof(param));
+                param.entry_timeout = SHEAF_FS_TIMEOUT_SEC;
+                fuse_reply_entry(req, &param);
+                return;
+        }
+        if (rc < 0) {
+                fuse_reply_err(req, -rc);
+                return;
+        }
+        fill_entry(fs, entry, &param);
+        fuse_reply_entry(req, &param);
+}
+
+static void fs_forget(fuse_req_t req, fuse_ino_t ino, uint64_t nlookup)
+{
+        (void)ino;
+        (void)nlookup;
+        fuse_reply_none(req);
+}
+
+static void fs_forget_multi(
+        fuse_req_t req, size_t count, struct fuse_forget_data *forgets)
+{
+        (void)count;
+        (void)forgets;
+        fuse_reply_none(req);
+}
+
+static void fs_getattr(
+        fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
+{
+        struct sheaf_fs *fs = sheaf_fs_of(req);
+        struct stat attr;
+        uint32_t entry;
+        int rc = sheaf_tree_entry(&fs->source, ino, &entry);
+
+        (void)fi;
+        if (rc < 0) {
+                fuse_reply_err(req, -rc);
+                return;
+        }
+        sheaf_tree_stat(&fs->source, entry, &attr);
+        fuse_reply_attr(req, &attr, SHEAF_FS_TIMEOUT_SEC);
+}
+
+static void fs_readlink(fuse_req_t req, fuse_ino_t ino)
+{
+        struct sheaf_fs *fs = sheaf_fs_of(req);
+        char target[PATH_MAX];
+        const char *text;
+        uint32_t entry;
+        size_t len;
+        int rc = sheaf_tree_entry(&fs->source, ino, &entry);
+
+        if (!rc && !S_ISLNK(fs->source.listing->entries[entry].mode))
+                rc = -EINVAL;
+        if (rc < 0) {
+                fuse_reply_err(req, -rc);
+                return;
+        }
+        text = sheaf_listing_target(fs->source.listing, entry, &len);
+        if (len >= sizeof(target)) {
+                fuse_reply_err(req, ENAMETOOLONG);
+                return;
+        }
+        memcpy(target, text, len);
+        target[len] = '\0';
+        fuse_reply_readlink(req, target);
+}
+
+/* No handle is kept of a directory: the kernel stops asking. */
+static void fs_opendir(
+        fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
+{
+        (void)ino;
+        (void)fi;
+        fuse_reply_err(req, ENOSYS);
+}
+
+static void fs_flush(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
+{
+        (void)ino;
+        (void)fi;
+        fuse_reply_err(req, ENOSYS);
+}
+
+struct dir_reply {
+        fuse_req_t req;
+        char *buf;
+        size_t len, cap_bytes;
+        bool plus;
+};
+
+/* Adds one entry, whose successor is at @next. False: no room. */
+static bool add_entry(struct dir_reply *reply, const char *name,
+        const struct fuse_entry_param *param, off_t next)
+{
+        size_t room = reply->cap_bytes - reply->len, used;
+        char *at = reply->buf + reply->len;
+
+        if (reply->plus)
+                used = fuse_add_direntry_plus(
+                        reply->req, at, room, name, param, next);
+        else
+                used = fuse_add_direntry(
+                        reply->req, at, room, name, &param->attr, next);
+        if (used > room)
+                return false;
+        reply->len += used;
+        return true;
+}
+
+/* Positions: 0 "." 1 ".." 2.. the children in the listing's order. They are
+ * places in an immutable listing, so seekdir works for ever. */
+static void add_children(
+        struct sheaf_fs *fs, uint32_t dir, uint64_t at, struct dir_reply *reply)
+{
+        const struct sheaf_listing *listing = fs->source.listing;
+        const struct sheaf_listing_entry *entry = &listing->entries[dir];
+        struct fuse_entry_param param;
+        char name[SHEAF_LISTING_NAME_MAX + 1];
+
+        for (; at < 2 + (uint64_t)entry->child_count; at++) {
+                uint32_t child = at == 0 ? dir : entry->parent;
+
+                if (at >= 2)
+                        child = entry->first_child + (uint32_t)(at - 2);
+                fill_entry(fs, child, &param);
+                if (at < 2) {
+                        /* the kernel knows these two */
+                        param.ino = 0;
+                        strcpy(name, at ? ".." : ".");
+                } else {
+                        size_t len;
+                        const char *text =
+                                sheaf_listing_name(listing, child, &len);
+
+                        memcpy(name, text, len);
+                        name[len] = '\0';
+                }
+                if (!add_entry(reply, name, &param, (off_t)(at + 1)))
+                        return;
+        }
+}
+
+static void read_dir(fuse_req_t req, fuse_ino_t ino, size_t cap_bytes,
+        off_t offset, bool plus)
+{
+        struct sheaf_fs *fs = sheaf_fs_of(req);
+        struct dir_reply reply = {
+                .req = req, .cap_bytes = cap_bytes, .plus = plus
+        };
+        uint32_t dir;
+        int rc = sheaf_tree_entry(&fs->source, ino, &dir);
+
+        if (!rc && !S_ISDIR(fs->source.listing->entries[dir].mode))
+                rc = -ENOTDIR;
+        if (!rc && offset < 0)
+                rc = -EINVAL;
+        if (!rc) {
+                reply.buf = malloc(cap_bytes);
+                if (!reply.buf)
+                        rc = -ENOMEM;
+        }
+        if (rc < 0) {
+                fuse_reply_err(req, -rc);
+                return;
+        }
+        add_children(fs, dir, (uint64_t)offset, &reply);
+        fuse_reply_buf(req, reply.buf, reply.len);
+        free(reply.buf);
+}
+
+static void fs_readdir(fuse_req_t req, fuse_ino_t ino, size_t cap_bytes,
+        off_t offset, struct fuse_file_info *fi)
+{
+        (void)fi;
+        read_dir(req, ino, cap_bytes, offset, false);
+}
+
+static void fs_readdirplus(fuse_req_t req, fuse_ino_t ino, size_t cap_bytes,
+        off_t offset, struct fuse_file_info *fi)
+{
+        (void)fi;
+        read_dir(req, ino, cap_bytes, offset, true);
+}
+
+static void fs_statfs(fuse_req_t req, fuse_ino_t ino)
+{
+        struct statvfs out;
+
+        (void)ino;
+        sheaf_tree_statvfs(&sheaf_fs_of(req)->source, &out);
+        fuse_reply_statfs(req, &out);
+}
+
+struct xattr_job {
+        struct sheaf_job job;
+        fuse_req_t req;
+        uint32_t entry;
+        enum sheaf_tree_xattr xattr;
+        size_t cap_bytes; /* 0: asks for the length */
+};
+
+#define XATTR_VALUE_MAX 512
+
+static void xattr_answer(struct sheaf_job *job)
+{
+        struct xattr_job *ask = (struct xattr_job *)job;
+        struct sheaf_fs *fs = sheaf_fs_of(ask->req);
+        char value[XATTR_VALUE_MAX];
+        int len = sheaf_tree_xattr_value(
+                &fs->source, ask->entry, ask->xattr, value, sizeof(value));
+
+        if (len < 0)
+                fuse_reply_err(ask->req,
+                        len == -ENODATA || len == -ERANGE ? -len : EIO);
+        else if (!ask->cap_bytes)
+                fuse_reply_xattr(ask->req, (size_t)len);
+        else if ((size_t)len > ask->cap_bytes)
+                fuse_reply_err(ask->req, ERANGE);
+        else
+                fuse_reply_buf(ask->req, value, (size_t)len);
+        free(ask);
+}
+
+static void fs_getxattr(
+        fuse_req_t req, fuse_ino_t ino, const char *name, size_t cap_bytes)
+{
+        struct sheaf_fs *fs = sheaf_fs_of(req);
+        enum sheaf_tree_xattr xattr;
+        struct xattr_job *ask;
+        uint32_t entry;
+        int rc = sheaf_tree_entry(&fs->source, ino, &entry);
+
+        if (!rc)
+                rc = sheaf_tree_xattr_find(&fs->source, entry, name, &xattr);
+        if (rc < 0) {
+                fuse_reply_err(req, -rc);
+                return;
+        }
+        ask = sheaf_new(struct xattr_job, 1);
+        if (!ask) {
+                fuse_reply_err(req, ENOMEM);
+                return;
+        }
+        ask->job.run = xattr_answer;
+        ask->req = req;
+        ask->entry = entry;
+        ask->xattr = xattr;
+        ask->cap_bytes = cap_bytes;
+        if (xattr != SHEAF_TREE_XATTR_CACHED &&
+                xattr != SHEAF_TREE_XATTR_DIGEST) {
+                xattr_answer(&ask->job);
+                return;
+        }
+        rc = sheaf_pool_submit(fs->pool, &ask->job);
+        if (rc < 0) {
+                free(ask);
+                fuse_reply_err(req, -rc);
+        }
+}
+
+static void fs_listxattr(fuse_req_t req, fuse_ino_t ino, size_t cap_bytes)
+{
+        struct sheaf_fs *fs = sheaf_fs_of(req);
+        char names[SHEAF_TREE_XATTR_NAMES_MAX];
+        uint32_t entry;
+        size_t len;
+        int rc = sheaf_tree_entry(&fs->source, ino, &entry);
+
+        if (rc < 0) {
+                fuse_reply_err(req, -rc);
+                return;
+        }
+        len = sheaf_tree_xattr_names(&fs->source, entry, names);
+        if (!cap_bytes)
+                fuse_reply_xattr(req, len);
+        else if (len > cap_bytes)
+                fuse_reply_err(req, ERANGE);
+        else
+                fuse_reply_buf(req, names, len);
+}
+
+static void fs_init(void *userdata, struct fuse_conn_info *conn)
+{
+        struct sheaf_fs *fs = userdata;
+
+        conn->want |= conn->capable &
+                      (FUSE_CAP_ASYNC_READ | FUSE_CAP_PARALLEL_DIROPS |
+                              FUSE_CAP_READDIRPLUS | FUSE_CAP_CACHE_SYMLINKS |
+                              FUSE_CAP_NO_OPENDIR_SUPPORT |
+                              FUSE_CAP_EXPORT_SUPPORT | FUSE_CAP_ASYNC_DIO |
+                              /* lets the kernel remember that a file has no
+                               * ACL, for which `ls -l` asks each time */
+                              FUSE_CAP_POSIX_ACL);
+        if (fs->kind == SHEAF_TREE_SMALL)
+                conn->want |= conn->capable & FUSE_CAP_NO_OPEN_SUPPORT;
+        /* splice lost to copies; nothing here changes, so nothing is to be
+         * looked at again */
+        conn->want &= ~(
+                unsigned int)(FUSE_CAP_READDIRPLUS_AUTO | FUSE_CAP_SPLICE_READ |
+                              FUSE_CAP_SPLICE_WRITE | FUSE_CAP_SPLICE_MOVE |
+                              FUSE_CAP_AUTO_INVAL_DATA);
+        conn->max_background = SHEAF_POOL_THREADS_MAX;
+        conn->congestion_threshold = SHEAF_POOL_THREADS_MAX * 3 / 4;
+        conn->time_gran = 1;
+        if (fs->plain && !sheaf_plain_negotiate(conn)) {
+                sheaf_plain_table_free(fs->plain);
+                fs->plain = NULL;
+        }
+}
+
+const struct fuse_lowlevel_ops sheaf_fs_ops = {
+        .init = fs_init,
+        .lookup = fs_lookup,
+        .forget = fs_forget,
+        .forget_multi = fs_forget_multi,
+        .getattr = fs_getattr,
+        .readlink = fs_readlink,
+        .open = sheaf_fs_open,
+        .read = sheaf_fs_read,
+        .flush = fs_flush,
+        .release = sheaf_fs_release,
+        .opendir = fs_opendir,
+        .readdir = fs_readdir,
+        .readdirplus = fs_readdirplus,
+        .statfs = fs_statfs,
+        .getxattr = fs_getxattr,
+        .listxattr = fs_listxattr,
+};
