@@ -1,0 +1,234 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Takes blocks back: kills their words in a batch, scans once, keeps what is
+ * still held.
+ *
+ *  1 a block is released only if its words were dead before a scan which did
+ *    not see its word
+ *  2 a killed word that is held, or whose segment stays, is stored back: its
+ *    bytes never changed
+ *  3 what is filling, or held by the daemon, is never killed
+ *
+ * Loop thread. */
+#include "daemon/store/arena_impl.h"
+
+#define PINNED_PERCENT_MAX 75
+
+/* Room for @count killed words, at most half full. */
+static int killed_reserve(struct sheaf_killed *killed, uint64_t count)
+{
+        uint64_t cap = 1024;
+        unsigned int shift = 64 - 10;
+        uint64_t *word;
+        uint32_t *block;
+
+        while (cap < 2 * count) {
+                cap *= 2;
+                shift--;
+        }
+        /* A larger one than needed would leave the cache. */
+        if (killed->cap != cap) {
+                word = sheaf_new(uint64_t, cap);
+                block = sheaf_new(uint32_t, cap);
+                if (!word || !block) {
+                        free(word);
+                        free(block);
+                        return -ENOMEM;
+                }
+                free(killed->word);
+                free(killed->block);
+                killed->word = word;
+                killed->block = block;
+                killed->cap = cap;
+        } else {
+                memset(killed->word, 0, cap * sizeof(*killed->word));
+        }
+        killed->shift = shift;
+        killed->count = 0;
+        return 0;
+}
+
+static void kill_block(struct sheaf_arena *arena, sheaf_block block)
+{
+        struct sheaf_killed *killed = &arena->killed;
+        struct sheaf_block_slot *slot = sheaf_block_at(arena, block);
+        uint64_t word = sheaf_block_word(slot);
+        uint64_t i = sheaf_killed_hash(word) >> killed->shift;
+
+        while (killed->word[i])
+                i = (i + 1) & (killed->cap - 1);
+        killed->word[i] = word;
+        killed->block[i] = block;
+        killed->count++;
+        slot->state = SHEAF_BLOCK_KILLED;
+        sheaf_block_kill(arena, block);
+}
+
+static void show_again(struct sheaf_arena *arena, sheaf_block block)
+{
+        sheaf_block_at(arena, block)->state = SHEAF_BLOCK_LIVE;
+        sheaf_block_show(arena, block);
+}
+
+static bool is_killed(const struct sheaf_block_slot *slot)
+{
+        return slot->state == SHEAF_BLOCK_KILLED ||
+               slot->state == SHEAF_BLOCK_SEEN;
+}
+
+static void kill_seg(struct sheaf_arena *arena, uint32_t seg)
+{
+        struct sheaf_block_slot *slot;
+
+        for (uint32_t b = arena->segs[seg].block_first; b; b = slot->seg_next) {
+                slot = sheaf_block_at(arena, b);
+                if (slot->state == SHEAF_BLOCK_LIVE && !slot->holds)
+                        kill_block(arena, b);
+        }
+}
+
+/* Releases what was not seen, unless too much was; true if it was. */
+static bool sort_out_seg(struct sheaf_arena *arena, uint32_t seg, bool may_keep)
+{
+        struct sheaf_segment *segment = &arena->segs[seg];
+        uint64_t held_bytes = segment->live_bytes;
+        struct sheaf_block_slot *slot;
+        bool full;
+
+        for (uint32_t b = segment->block_first; b; b = slot->seg_next) {
+                slot = sheaf_block_at(arena, b);
+                if (slot->state == SHEAF_BLOCK_KILLED)
+                        held_bytes -= sheaf_block_room(slot->len_bytes);
+        }
+        full = may_keep && held_bytes * 100 > arena->pool->shape.segment_bytes *
+                                                      PINNED_PERCENT_MAX;
+        for (uint32_t b = segment->block_first; b; b = slot->seg_next) {
+                slot = sheaf_block_at(arena, b);
+                if (!is_killed(slot))
+                        continue;
+                if (slot->state == SHEAF_BLOCK_SEEN)
+                        arena->stats.kept_blocks++;
+                if (full || slot->state == SHEAF_BLOCK_SEEN)
+                        show_again(arena, b);
+                else
+                        sheaf_block_release(arena, b);
+        }
+        return full;
+}
+
+int sheaf_reclaim_segs(struct sheaf_arena *arena, const uint32_t *segs,
+        uint32_t n, bool *ret_full)
+{
+        uint64_t blocks = 0;
+        int rc;
+
+        for (uint32_t i = 0; i < n; i++)
+                blocks += arena->segs[segs[i]].live;
+        rc = killed_reserve(&arena->killed, blocks);
+        if (rc < 0)
+                return rc;
+        for (uint32_t i = 0; i < n; i++)
+                kill_seg(arena, segs[i]);
+        if (arena->killed.count)
+                arena->stats.pinned_bytes_last_scan = sheaf_pins_scan(arena);
+        for (uint32_t i = 0; i < n; i++) {
+                bool full = sort_out_seg(arena, segs[i], ret_full != NULL);
+                int found = sheaf_seg_find_gaps(arena, segs[i]);
+
+                if (found < 0)
+                        rc = found;
+                if (ret_full)
+                        ret_full[i] = full;
+        }
+        return rc;
+}
+
+static void orphan_add(struct sheaf_arena *arena, sheaf_block block)
+{
+        if (arena->orphan_count == arena->orphan_cap) {
+                uint32_t cap = arena->orphan_cap ? 2 * arena->orphan_cap : 64;
+                uint32_t *p = realloc(arena->orphans, cap * sizeof(*p));
+
+                if (!p)
+                        return; /* goes with its segment */
+                arena->orphans = p;
+                arena->orphan_cap = cap;
+        }
+        arena->orphans[arena->orphan_count++] = block;
+}
+
+void sheaf_reclaim_blocks(
+        struct sheaf_arena *arena, const sheaf_block *blocks, uint32_t n)
+{
+        if (killed_reserve(&arena->killed, n) < 0)
+                return; /* unnamed blocks go with their segments */
+        for (uint32_t i = 0; i < n; i++) {
+                struct sheaf_block_slot *slot =
+                        sheaf_block_at(arena, blocks[i]);
+
+                if (slot->state == SHEAF_BLOCK_LIVE && !slot->holds &&
+                        !sheaf_block_named(slot))
+                        kill_block(arena, blocks[i]);
+        }
+        if (arena->killed.count)
+                arena->stats.pinned_bytes_last_scan = sheaf_pins_scan(arena);
+        for (uint32_t i = 0; i < n; i++) {
+                struct sheaf_block_slot *slot =
+                        sheaf_block_at(arena, blocks[i]);
+                uint32_t seg = sheaf_block_seg(arena, slot);
+
+                if (slot->state == SHEAF_BLOCK_SEEN) {
+                        arena->stats.kept_blocks++;
+                        slot->state = SHEAF_BLOCK_LIVE;
+                        orphan_add(arena, blocks[i]);
+                } else if (slot->state == SHEAF_BLOCK_KILLED) {
+                        sheaf_block_release(arena, blocks[i]);
+                        sheaf_seg_settle(arena, seg);
+                }
+        }
+}
+
+void sheaf_reclaim_retry(struct sheaf_arena *arena)
+{
+        sheaf_autofree uint32_t *orphans = sheaf_steal(&arena->orphans);
+        uint32_t n = arena->orphan_count, seg = arena->linger.head;
+
+        arena->orphan_count = arena->orphan_cap = 0;
+        if (n)
+                sheaf_reclaim_blocks(arena, orphans, n);
+        while (seg != SHEAF_NONE) {
+                uint32_t next = arena->segs[seg].next;
+
+                if (sheaf_reclaim_segs(arena, &seg, 1, NULL) == 0)
+                        sheaf_seg_settle(arena, seg);
+                seg = next;
+        }
+}
+
+void sheaf_reclaim_drop(struct sheaf_arena *arena, uint32_t seg)
+{
+        struct sheaf_segment *segment = &arena->segs[seg];
+        struct sheaf_block_slot *slot;
+
+        sheaf_seg_disown(arena, seg);
+        segment->state = SHEAF_SEG_GONE;
+        for (uint32_t b = segment->block_first; b; b = slot->seg_next) {
+                slot = sheaf_block_at(arena, b);
+                if (slot->state != SHEAF_BLOCK_LIVE)
+                        continue;
+                sheaf_block_kill(arena, b);
+                sheaf_block_release(arena, b);
+        }
+        for (uint32_t b = segment->block_first; b;) {
+                uint32_t next = sheaf_block_at(arena, b)->seg_next;
+
+                sheaf_block_recycle(arena, b);
+                b = next;
+        }
+        segment->block_first = 0;
+        segment->dead = 0;
+        free(segment->gaps);
+        free(segment->big);
+        segment->gaps = NULL;
+        segment->big = NULL;
+        segment->gap_count = segment->gap_cap = 0;
+}
