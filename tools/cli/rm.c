@@ -1,0 +1,48 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* sheaf rm: takes a dataset out of the cache; the origin stays untouched. */
+#include "tools/cli/conn.h"
+#include "tools/cli/out.h"
+
+#include <stdio.h>
+
+static int run(struct cli *cli)
+{
+        __attribute__((cleanup(cli_conn_free_p))) struct cli_conn *conn = NULL;
+        Sheaf__RemoveDataset body = SHEAF__REMOVE_DATASET__INIT;
+        int rc = cli_conn_open(cli, &conn);
+
+        if (rc)
+                return rc;
+        body.name = cli->args[0];
+        body.force = cli_flag(cli, "force");
+
+        CLI_REQUEST(env, REMOVE_DATASET, remove_dataset, &body);
+        rc = cli_conn_call(conn, &env, NULL, 0, NULL, NULL);
+        if (rc)
+                return rc;
+        if (cli->json) {
+                json_t *o = json_object();
+
+                cli_json_text(o, "removed", cli->args[0], strlen(cli->args[0]));
+                cli_json_print(o);
+        } else if (!cli->quiet) {
+                printf("%s removed; its origin is untouched\n", cli->args[0]);
+        }
+        return CLI_OK;
+}
+
+static const struct cli_option options[] = {
+        { "force", NULL, false, "even while clients have it open" },
+        { 0 },
+};
+
+const struct cli_verb cli_verb_rm = {
+        .name = "rm",
+        .args = "NAME",
+        .brief = "remove a dataset from the cache; the origin stays",
+        .examples = "sheaf rm imagenet\nsheaf rm --force imagenet",
+        .options = options,
+        .args_min = 1,
+        .args_max = 1,
+        .run = run,
+};
