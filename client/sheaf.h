@@ -41,11 +41,11 @@ SHEAF_API const char *sheaf_last_error(void);
 /* ---- sessions ---- */
 
 struct sheaf_session_options {
-        const char *socket;     /* NULL: SHEAF_SOCKET, else the usual places */
-        const char *name;       /* shown by `sheaf stats`; NULL: program name */
-        const char *kind;       /* NULL: "lib" */
-        int64_t deadline_ms;    /* bound of each call; 0: the daemon's */
-        uint64_t pin_bytes;     /* to hold at once; 0: the daemon's default */
+        const char *socket;  /* NULL: SHEAF_SOCKET, else the usual places */
+        const char *name;    /* shown by `sheaf stats`; NULL: program name */
+        const char *kind;    /* NULL: "lib" */
+        int64_t deadline_ms; /* bound of each call; 0: the daemon's */
+        uint64_t pin_bytes;  /* to hold at once; 0: the daemon's default */
 };
 
 /* Makes a session; connects at first use. @options may be NULL. -ENOMEM. */
@@ -56,8 +56,7 @@ SHEAF_API int sheaf_session_connect(struct sheaf_session *session);
 /* Datasets of the session are closed first. */
 SHEAF_API void sheaf_session_free(struct sheaf_session *session);
 /* The socket that would be used; borrowed until the session is freed. */
-SHEAF_API const char *sheaf_session_socket(
-        const struct sheaf_session *session);
+SHEAF_API const char *sheaf_session_socket(const struct sheaf_session *session);
 
 /* ---- datasets ---- */
 
@@ -74,11 +73,11 @@ SHEAF_API int sheaf_dataset_open_version(struct sheaf_session *session,
 SHEAF_API void sheaf_dataset_close(struct sheaf_dataset *dataset);
 
 struct sheaf_dataset_info {
-        const char *name;       /* borrowed until close */
-        uint8_t uuid[16];       /* of the version */
+        const char *name; /* borrowed until close */
+        uint8_t uuid[16]; /* of the version */
         uint64_t serial;
         uint64_t files, dirs, links, bytes, chunks;
-        int domain;             /* 0 owner, 1 group, 2 all, 3 grant */
+        int domain; /* 0 owner, 1 group, 2 all, 3 grant */
         uint32_t owner_uid, domain_gid;
 };
 SHEAF_API void sheaf_dataset_info(const struct sheaf_dataset *dataset,
@@ -98,8 +97,8 @@ SHEAF_API int64_t sheaf_dataset_path(const struct sheaf_dataset *dataset,
         uint64_t ordinal, char *buf, size_t cap_bytes);
 
 /* Size in bytes, or -ERANGE. */
-SHEAF_API int64_t sheaf_dataset_size(const struct sheaf_dataset *dataset,
-        uint64_t ordinal);
+SHEAF_API int64_t sheaf_dataset_size(
+        const struct sheaf_dataset *dataset, uint64_t ordinal);
 
 /* Attributes as the mount shows them. */
 SHEAF_API int sheaf_dataset_stat(const struct sheaf_dataset *dataset,
@@ -115,11 +114,14 @@ struct sheaf_view {
         const struct iovec *pieces;
         size_t piece_count;
         uint64_t len_bytes;
-        bool copied;            /* private copy: over the pin grant */
+        bool copied; /* private copy: over the pin grant */
         /* private: */
         struct sheaf_dataset *dataset_;
         struct iovec inline_pieces_[SHEAF_VIEW_INLINE];
         void *inline_pins_[SHEAF_VIEW_INLINE];
+        void **pins_;
+        void *owner_;
+        uint64_t charged_bytes_;
         void *heap_;
 };
 
@@ -127,15 +129,13 @@ struct sheaf_view {
  * is missing. On failure nothing is pinned. -ERANGE bad ordinal or offset
  * beyond the end; -EIO, -ESTALE (the origin changed), -ETIMEDOUT, -ENOMEM. */
 SHEAF_API int sheaf_view(struct sheaf_dataset *dataset, uint64_t ordinal,
-        uint64_t offset_bytes, uint64_t len_bytes,
-        struct sheaf_view *ret_view);
+        uint64_t offset_bytes, uint64_t len_bytes, struct sheaf_view *ret_view);
 /* The whole file. */
 SHEAF_API int sheaf_view_file(struct sheaf_dataset *dataset, uint64_t ordinal,
         struct sheaf_view *ret_view);
 /* Only if it is in memory: -EAGAIN else, at once. */
 SHEAF_API int sheaf_view_try(struct sheaf_dataset *dataset, uint64_t ordinal,
-        uint64_t offset_bytes, uint64_t len_bytes,
-        struct sheaf_view *ret_view);
+        uint64_t offset_bytes, uint64_t len_bytes, struct sheaf_view *ret_view);
 /* Whole files of @ordinals[0..n): one message for all misses. Failures are
  * reported per file in @ret_rc (may be NULL: the first failure fails all and
  * nothing stays pinned). Returns the number of files that were viewed. */
@@ -151,22 +151,22 @@ SHEAF_API int64_t sheaf_read(struct sheaf_dataset *dataset, uint64_t ordinal,
         void *buf, size_t len_bytes, uint64_t offset_bytes);
 
 /* Asks the daemon to fetch these files when it can; returns at once. */
-SHEAF_API int sheaf_prefetch(struct sheaf_dataset *dataset,
-        const uint64_t *ordinals, size_t n);
+SHEAF_API int sheaf_prefetch(
+        struct sheaf_dataset *dataset, const uint64_t *ordinals, size_t n);
 
 /* ---- figures ---- */
 
 struct sheaf_stats {
-        uint64_t hits, hit_bytes;   /* chunks served from shared memory */
-        uint64_t misses;            /* chunks that the daemon fetched for us */
+        uint64_t hits, hit_bytes; /* chunks served from shared memory */
+        uint64_t misses;          /* chunks that the daemon fetched for us */
         uint64_t copies, copy_bytes;
-        uint64_t rechecks;          /* pins lost to eviction and retried */
-        uint64_t wait_ns;           /* time blocked on misses */
+        uint64_t rechecks; /* pins lost to eviction and retried */
+        uint64_t wait_ns;  /* time blocked on misses */
         uint64_t pinned_bytes, grant_bytes;
         uint64_t reconnects;
 };
-SHEAF_API void sheaf_stats(const struct sheaf_dataset *dataset,
-        struct sheaf_stats *ret_stats);
+SHEAF_API void sheaf_stats(
+        const struct sheaf_dataset *dataset, struct sheaf_stats *ret_stats);
 
 #ifdef __cplusplus
 }

@@ -1,0 +1,13 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Sessions across fork(). */
+#ifndef SHEAF_CLIENT_ATFORK_H
+#define SHEAF_CLIENT_ATFORK_H
+
+#include "client/session.h"
+
+/* Puts the session on the list that forks go through; the handlers are
+ * installed with the first one. 0; -ENOMEM. Any thread. */
+SHEAF_MUST_CHECK int sheaf_atfork_register(struct sheaf_session *session);
+void sheaf_atfork_unregister(struct sheaf_session *session);
+
+#endif

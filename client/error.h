@@ -1,0 +1,13 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The text behind sheaf_last_error(): one a thread. */
+#ifndef SHEAF_CLIENT_ERROR_H
+#define SHEAF_CLIENT_ERROR_H
+
+#include "proto/base.h"
+
+/* Sets this thread's text and returns @rc, so that one line reports and
+ * returns. Longer texts are cut at SHEAF_ERROR_TEXT_MAX. */
+#define SHEAF_ERROR_TEXT_MAX 2048
+int sheaf_error_set(int rc, const char *format, ...) SHEAF_PRINTF(2, 3);
+
+#endif
