@@ -18,6 +18,7 @@
 #define STRIPES          (SHEAF_HAZARD_SLOTS / SHEAF_PIN_STRIPE_SLOTS)
 #define REFILL_BYTES     (UINT64_C(1) << 20)
 #define SLOTS_PER_LINE   8
+#define SPARE_MAX        (UINT64_C(4) << 20)
 #define OWNER_PAGE_BYTES 4096
 
 _Thread_local struct sheaf_pin_thread sheaf_pin_thread;
@@ -31,6 +32,16 @@ static pthread_once_t thread_once = PTHREAD_ONCE_INIT;
 static pthread_key_t thread_key;
 static bool thread_key_made;
 
+static void lock_registry(void)
+{
+        pthread_mutex_lock(&registry_lock);
+}
+
+static void unlock_registry(void)
+{
+        pthread_mutex_unlock(&registry_lock);
+}
+
 /* ---- threads ---- */
 
 /* Spare bytes go back to their pinner, if that still lives. */
@@ -40,12 +51,12 @@ static void settle_spare(void)
 
         if (!me->pinner_id)
                 return;
-        pthread_mutex_lock(&registry_lock);
+        lock_registry();
         for (struct sheaf_pinner *p = registry; p; p = p->next)
                 if (p->id == me->pinner_id)
                         atomic_fetch_sub_explicit(&p->charged_bytes,
                                 me->spare_bytes, memory_order_release);
-        pthread_mutex_unlock(&registry_lock);
+        unlock_registry();
         me->spare_bytes = 0;
         me->pinner_id = 0;
 }
@@ -66,6 +77,8 @@ static void thread_end(void *arg)
 static void make_key(void)
 {
         thread_key_made = pthread_key_create(&thread_key, thread_end) == 0;
+        /* A child must not inherit the lock taken by another thread. */
+        (void)pthread_atfork(lock_registry, unlock_registry, unlock_registry);
 }
 
 /* The lowest free stripe, so that marks stay low; with none left, and
@@ -114,7 +127,7 @@ static bool claim_one(struct sheaf_hazard *hazard, uint32_t at, uint64_t word)
 #ifdef SHEAF_MUTANT_MARK_AFTER_SLOT
         if (!sheaf_pin_publish(&hazard->slot[at], word))
                 return false;
-        sheaf_pin_raise_mark(hazard, mark);
+        atomic_store_explicit(&hazard->high_water, mark, memory_order_release);
         return true;
 #else
         sheaf_pin_raise_mark(hazard, mark);
@@ -148,7 +161,7 @@ static uint64_t spare_max(const struct sheaf_pinner *pinner)
         uint64_t grant = atomic_load_explicit(
                 &pinner->grant_bytes, memory_order_relaxed);
 
-        return SHEAF_MIN(SHEAF_PIN_SPARE_MAX, grant / 16);
+        return SHEAF_MIN(SPARE_MAX, grant / 16);
 }
 
 static bool charge(struct sheaf_pinner *pinner, uint64_t bytes)
@@ -178,6 +191,7 @@ int sheaf_pin_refill(struct sheaf_pinner *pinner, uint32_t len_bytes)
                 settle_spare();
                 me->pinner_id = pinner->id;
         }
+        me->spare_max_bytes = spare_max(pinner);
         if (me->spare_bytes >= len_bytes)
                 return 0;
         need = len_bytes - me->spare_bytes;
@@ -231,24 +245,24 @@ int sheaf_pinner_init(struct sheaf_pinner *pinner, struct sheaf_hazard *hazard,
         pinner->map = *map;
         pinner->owner = owner;
         atomic_init(&pinner->grant_bytes, grant_bytes);
-        pthread_mutex_lock(&registry_lock);
+        lock_registry();
         pinner->id = ++last_id;
         atomic_store_explicit(owner, pinner->id, memory_order_relaxed);
         pinner->next = registry;
         registry = pinner;
-        pthread_mutex_unlock(&registry_lock);
+        unlock_registry();
         return 0;
 }
 
 void sheaf_pinner_fini(struct sheaf_pinner *pinner)
 {
-        pthread_mutex_lock(&registry_lock);
+        lock_registry();
         for (struct sheaf_pinner **at = &registry; *at; at = &(*at)->next)
                 if (*at == pinner) {
                         *at = pinner->next;
                         break;
                 }
-        pthread_mutex_unlock(&registry_lock);
+        unlock_registry();
         munmap((void *)(uintptr_t)pinner->owner, OWNER_PAGE_BYTES);
 }
 

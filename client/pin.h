@@ -71,7 +71,7 @@ static inline bool sheaf_pinner_inherited(const struct sheaf_pinner *pinner)
 
 struct sheaf_pin_thread {
         uint64_t pinner_id; /* whose bytes are spare */
-        uint64_t spare_bytes;
+        uint64_t spare_bytes, spare_max_bytes;
         uint32_t slot;   /* to try first */
         uint32_t stripe; /* from 1; 0: none yet */
 };
@@ -87,8 +87,6 @@ void sheaf_pin_give_back(struct sheaf_pinner *pinner, uint64_t bytes);
 _Atomic uint64_t *sheaf_pin_claim(struct sheaf_pinner *pinner, uint64_t word);
 struct sheaf_meter_stripe *sheaf_pin_meter_slow(
         struct sheaf_meter *meter, bool *ret_shared);
-
-#define SHEAF_PIN_SPARE_MAX (UINT64_C(4) << 20)
 
 /* ---- counting ---- */
 
@@ -130,7 +128,7 @@ static inline void sheaf_pin_uncharge(
         struct sheaf_pin_thread *me = &sheaf_pin_thread;
 
         if (SHEAF_LIKELY(me->pinner_id == pinner->id &&
-                         me->spare_bytes + bytes <= SHEAF_PIN_SPARE_MAX))
+                         me->spare_bytes + bytes <= me->spare_max_bytes))
                 me->spare_bytes += bytes;
         else
                 sheaf_pin_give_back(pinner, bytes);
