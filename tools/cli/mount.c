@@ -2,11 +2,16 @@
 /* sheaf mount: becomes sheaf-cachefs, the process that serves a mount.
  *
  *  1 the program beside this one is preferred, so that a build tree or an
- *    unpacked archive never runs another release's */
-#include "tools/cli/cli.h"
+ *    unpacked archive never runs another release's
+ *  2 a refresh asks the daemon for the dataset before it takes the old mount
+ *    away, which lives on for those who use it */
+#include "cachefs/mounts.h"
+#include "tools/cli/conn.h"
+#include "tools/cli/out.h"
 
 #include <limits.h>
 #include <stdio.h>
+#include <sys/wait.h>
 
 #ifndef SHEAF_LIBEXECDIR
 #error "the build defines where sheaf-cachefs is installed"
@@ -53,47 +58,185 @@ static int exec_cachefs(char *const *argv)
         return -errno;
 }
 
-static int run(struct cli *cli)
+static int become(const struct cli *cli, const char **argv)
 {
-        const char *mode = cli_value(cli, "mode");
-        const char *argv[ARGS_MAX];
-        size_t n = 0;
-        int rc;
+        int rc = exec_cachefs((char *const *)(uintptr_t)argv);
 
-        if (cli->arg_count == 1 && !cli_flag(cli, "refresh"))
-                return cli_usage(cli, "needs NAME DIR");
-        argv[n++] = PROGRAM;
-        if (cli->socket) {
-                argv[n++] = "--socket";
-                argv[n++] = cli->socket;
-        }
-        if (mode) {
-                argv[n++] = "--mode";
-                argv[n++] = mode;
-        }
-        if (cli_flag(cli, "allow-other"))
-                argv[n++] = "--allow-other";
-        if (cli_flag(cli, "foreground"))
-                argv[n++] = "--foreground";
-        if (cli_flag(cli, "refresh"))
-                argv[n++] = "--refresh";
-        argv[n++] = "--";
-        for (size_t i = 0; i < cli->arg_count; i++)
-                argv[n++] = cli->args[i];
-        argv[n] = NULL;
-        rc = exec_cachefs((char *const *)(uintptr_t)argv);
         return cli_fail(cli, CLI_MOUNT_FAILED, -rc,
                 "cannot run " PROGRAM ": %s; it is part of Sheaf and belongs "
                 "beside this program",
                 strerror(-rc));
 }
 
+/* With --json somebody must be left to print the object. */
+static int run_and_tell(const struct cli *cli, const char **argv,
+        const char *name, const char *dir)
+{
+        sheaf_autofree char *path = NULL;
+        pid_t pid = fork();
+        int status;
+        json_t *o;
+
+        if (pid < 0)
+                return cli_fail(cli, CLI_MOUNT_FAILED, errno, "fork: %s",
+                        strerror(errno));
+        if (pid == 0) {
+                struct cli child = *cli;
+
+                child.json = false;
+                _exit(become(&child, argv));
+        }
+        while (waitpid(pid, &status, 0) < 0)
+                if (errno != EINTR)
+                        return CLI_MOUNT_FAILED;
+        if (!WIFEXITED(status) || WEXITSTATUS(status))
+                return cli_fail(cli,
+                        WIFEXITED(status) ? WEXITSTATUS(status)
+                                          : CLI_MOUNT_FAILED,
+                        EIO, "'%s' could not be mounted", name);
+        if (sheaf_mounts_absolute(dir, &path))
+                path = NULL;
+        o = json_object();
+        cli_json_text(o, "dataset", name, strlen(name));
+        cli_json_path(
+                o, "mounted", path ? path : dir, strlen(path ? path : dir));
+        cli_json_print(o);
+        return CLI_OK;
+}
+
+/* Whether the mount with this id lets other users in. */
+static bool allows_other(unsigned int id)
+{
+        sheaf_autofree char *line = NULL;
+        FILE *file = fopen("/proc/self/mountinfo", "re");
+        unsigned int have;
+        size_t room = 0;
+        bool found = false;
+
+        if (!file)
+                return false;
+        while (!found && getline(&line, &room, file) > 0) {
+                const char *rest = strstr(line, " - ");
+
+                found = sscanf(line, "%u ", &have) == 1 && have == id && rest &&
+                        strstr(rest, "allow_other");
+        }
+        fclose(file);
+        return found;
+}
+
+/* Fails unless the daemon still has the dataset. */
+static int check_dataset(const struct cli *cli, const char *name)
+{
+        __attribute__((cleanup(cli_conn_free_p))) struct cli_conn *conn = NULL;
+        Sheaf__ListDatasets body = SHEAF__LIST_DATASETS__INIT;
+        int rc = cli_conn_open(cli, &conn);
+
+        if (rc)
+                return rc;
+        body.name = (char *)(uintptr_t)name;
+        CLI_REQUEST(env, LIST_DATASETS, list_datasets, &body);
+        return cli_conn_call(conn, &env, NULL, 0, NULL, NULL);
+}
+
+/* Takes the mount at @dir away. @given: the name that it must show, or NULL.
+ * @ret_name: what it shows, owned by the caller. */
+static int take_away(const struct cli *cli, const char *given, const char *dir,
+        char **ret_name, bool *ret_allow_other)
+{
+        sheaf_autofree char *path = NULL;
+        sheaf_autofree char *name = NULL;
+        struct sheaf_mount mount;
+        bool ours, other;
+        int rc = sheaf_mounts_absolute(dir, &path);
+
+        if (!rc)
+                rc = sheaf_mounts_at(path, &mount);
+        if (rc)
+                return cli_fail(cli, CLI_OK, -rc, "'%s' is not mounted: %s",
+                        dir, strerror(-rc));
+        ours = sheaf_mount_is_ours(&mount);
+        other = allows_other(mount.id);
+        name = strdup(mount.dataset);
+        sheaf_mount_clear(&mount);
+        if (!ours || !name)
+                return cli_fail(cli, CLI_NOT_FOUND, ENOENT,
+                        "'%s' is not a mount of Sheaf", dir);
+        if (given && strcmp(given, name))
+                return cli_fail(cli, CLI_FAILED, EINVAL,
+                        "'%s' shows %s, not %s", dir, name, given);
+        rc = check_dataset(cli, name);
+        if (rc)
+                return rc;
+        rc = sheaf_mounts_unmount(path, true);
+        if (rc)
+                return cli_fail(cli, CLI_MOUNT_FAILED, -rc,
+                        "cannot take the old mount at '%s' away: %s", dir,
+                        strerror(-rc));
+        *ret_name = sheaf_steal(&name);
+        *ret_allow_other = other;
+        return CLI_OK;
+}
+
+static size_t add_option(const struct cli *cli, const char **argv, size_t n,
+        const char *name, const char *word)
+{
+        const char *value = cli_value(cli, name);
+
+        if (!value)
+                return n;
+        argv[n++] = word;
+        if (*value)
+                argv[n++] = value;
+        return n;
+}
+
+static int run(struct cli *cli)
+{
+        sheaf_autofree char *shown = NULL;
+        const char *dir = cli->args[cli->arg_count - 1];
+        const char *name = cli->arg_count > 1 ? cli->args[0] : NULL;
+        const char *argv[ARGS_MAX] = { PROGRAM };
+        bool allow_other = cli_flag(cli, "allow-other");
+        size_t n = 1;
+
+        if (cli_flag(cli, "refresh")) {
+                bool before = false;
+                int rc = take_away(cli, name, dir, &shown, &before);
+
+                if (rc)
+                        return rc;
+                name = shown;
+                allow_other |= before;
+        } else if (!name) {
+                return cli_usage(cli, "needs NAME DIR");
+        }
+        if (cli->socket) {
+                argv[n++] = "--socket";
+                argv[n++] = cli->socket;
+        }
+        n = add_option(cli, argv, n, "mode", "--mode");
+        n = add_option(cli, argv, n, "version", "--version");
+        n = add_option(cli, argv, n, "foreground", "--foreground");
+        if (allow_other)
+                argv[n++] = "--allow-other";
+        argv[n++] = "--";
+        argv[n++] = name;
+        argv[n++] = dir;
+        argv[n] = NULL;
+        if (cli->json && !cli_flag(cli, "foreground"))
+                return run_and_tell(cli, argv, name, dir);
+        return become(cli, argv);
+}
+
 static const struct cli_option options[] = {
-        { "mode", "MODE", false, "auto, cached or passthrough" },
+        { "mode", "MODE", false, "auto, small or shard (see the user guide)" },
+        { "version", "UUID", false, "that version instead of the newest" },
         { "allow-other", NULL, false,
                 "other users too, as the dataset's share allows" },
         { "foreground", NULL, false, "stay in the foreground" },
-        { "refresh", NULL, false, "move a mount to the newest version" },
+        { "refresh", NULL, false,
+                "move the mount at DIR to the newest version" },
         { 0 },
 };
 
@@ -101,9 +244,10 @@ const struct cli_verb cli_verb_mount = {
         .name = "mount",
         .args = "NAME DIR",
         .brief = "show a dataset as files, read-only",
-        .details = "A mount shows one version until --refresh.\n",
+        .details = "A mount shows one version until --refresh; open files keep "
+                   "theirs even then.\n",
         .examples = "sheaf mount imagenet /mnt/imagenet\n"
-                    "sheaf mount --refresh imagenet /mnt/imagenet\n"
+                    "sheaf mount --refresh /mnt/imagenet\n"
                     "sheaf umount /mnt/imagenet",
         .options = options,
         .args_min = 1,
