@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Inside of the memory tier; only arena.c, extent.c, block.c, table.c,
- * reclaim.c, space.c and pins.c include it. Loop thread only.
+ * reclaim.c, seg.c, stock.c and pins.c include it. Loop thread only.
  *
  *   segment states     FREE -> OPEN -> STOCK | RING -> (emptied) READY, OPEN
  *                      PARKED: has gaps, but none that was wide enough
@@ -338,7 +338,7 @@ static inline uint64_t sheaf_killed_hash(uint64_t word)
  * as SEEN and returns its bytes. */
 uint64_t sheaf_pins_scan(struct sheaf_arena *arena);
 
-/* ---- space.c, segments ---- */
+/* ---- seg.c ---- */
 
 void sheaf_seglist_init(struct sheaf_seglist *list);
 void sheaf_seglist_push(
