@@ -257,9 +257,10 @@ uint32_t sheaf_listing_builder_next_dir(
 size_t sheaf_listing_builder_path(const struct sheaf_listing_builder *builder,
         uint32_t index, char *buf, size_t cap_bytes);
 
-/* Entries added so far, the root included. */
-uint64_t sheaf_listing_builder_count(
-        const struct sheaf_listing_builder *builder);
+/* Sum of file sizes, hard links once, and number of entries that are further
+ * links of another. */
+void sheaf_listing_builder_totals(const struct sheaf_listing_builder *builder,
+        uint64_t *ret_payload_bytes, uint64_t *ret_further_links);
 
 /* Writes the finished block to @fd from its current position. Node ids are
  * made from @serial. 0 or -errno of write. */

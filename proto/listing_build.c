@@ -31,7 +31,7 @@ struct sheaf_listing_builder {
         uint32_t file_count;
         uint32_t last_dir; /* highest directory with children */
         uint32_t last_owner;
-        uint64_t chunk_count, payload_bytes;
+        uint64_t chunk_count, payload_bytes, further_links;
 };
 
 static int grow(void *array_p, size_t *cap, size_t need, size_t elem_bytes)
@@ -290,6 +290,7 @@ static void add_item(struct sheaf_listing_builder *b, uint32_t dir,
         /* Known since prepare(): cannot fail. */
         (void)!find_owner(b, item->uid, item->gid, &e.owner);
         if (first != NONE) {
+                b->further_links++;
                 fill_from_link(b, &e, first);
         } else if (S_ISREG(item->mode)) {
                 e.size_bytes = item->size_bytes;
@@ -387,9 +388,11 @@ size_t sheaf_listing_builder_path(const struct sheaf_listing_builder *b,
         return sheaf_listing_join(b->entries, b->names, index, buf, cap_bytes);
 }
 
-uint64_t sheaf_listing_builder_count(const struct sheaf_listing_builder *b)
+void sheaf_listing_builder_totals(const struct sheaf_listing_builder *b,
+        uint64_t *ret_payload_bytes, uint64_t *ret_further_links)
 {
-        return b->entry_count;
+        *ret_payload_bytes = b->payload_bytes;
+        *ret_further_links = b->further_links;
 }
 
 static int write_all(int fd, const void *data, size_t len_bytes)

@@ -14,7 +14,10 @@
  * copied before they are hashed; listings are validated by the caller.
  *
  * Threads: loop thread only. All origin I/O of the product passes here; the
- * environment variable SHEAF_FAULT_ORIGIN of a test build injects faults. */
+ * environment variable SHEAF_FAULT_ORIGIN injects faults where the reader was
+ * built with SHEAF_FAULTS (a CMake option, on for Debug): a comma-separated
+ * list of "hang:S", "eio:S", "delay=MS:S", "short:S", "estale-once:S" and
+ * "crash:S", each for paths that contain S (daemon/origin/reader.h). */
 #ifndef SHEAF_DAEMON_ORIGIN_ORIGIN_H
 #define SHEAF_DAEMON_ORIGIN_ORIGIN_H
 
@@ -23,27 +26,32 @@
 #include <sys/types.h>
 #include <uv.h>
 
-#define SHEAF_ORIGIN_SLOTS 16 /* chunks in flight per origin */
+#define SHEAF_ORIGIN_SLOTS 16       /* chunks in flight per origin */
+#define SHEAF_ORIGIN_QUEUE_MAX 4096 /* reads waiting for a slot */
 
 struct sheaf_origin;
 
 struct sheaf_origin_config {
         uv_loop_t *loop;
         const char *reader_path; /* the sheaf-reader executable */
-        int root_fd;             /* directory; duplicated */
+        int root_fd;             /* directory; duplicated; -1: root_path */
+        const char *root_path;   /* opened by the reader, as the owner (after
+                                  * a restart of the daemon); copied */
         bool switch_user;        /* daemon is root: become the owner */
         uid_t uid;
         gid_t gid;
         const gid_t *groups;     /* copied */
         size_t group_count;
         int64_t deadline_ns;     /* of one read; a hung reader is killed */
+        int64_t idle_ns;         /* an idle reader ends; 0: a minute */
         int threads;             /* of the reader; 0: 8 */
 };
 
 SHEAF_MUST_CHECK int sheaf_origin_new(const struct sheaf_origin_config *config,
         struct sheaf_origin **ret_origin);
 /* Kills the reader; requests in flight end with -ECANCELED before it
- * returns. */
+ * returns. Bytes that were not ended stay valid until they are. May be called
+ * in a callback; the loop must run on for its handles to close. */
 void sheaf_origin_free(struct sheaf_origin *origin);
 
 /* Listing. @done gets a memfd (owned by the callee) that holds a block made
@@ -52,7 +60,7 @@ void sheaf_origin_free(struct sheaf_origin *origin);
 struct sheaf_origin_summary {
         uint64_t dirs, files, links, hard_links, bytes;
         uint64_t escaping_links, skipped_special, unreadable_dirs,
-                unreadable_files;
+                unreadable_files, followed_links;
         char first_escaping[256], first_unreadable[256]; /* paths, cut */
 };
 struct sheaf_origin_list {
@@ -65,8 +73,12 @@ struct sheaf_origin_list {
                 const struct sheaf_origin_summary *summary);
         void *origin_private[8];
 };
+/* One at a time: rc of @done is -EBUSY while another is under way; also
+ * -ETIMEDOUT no progress, -EACCES the root may not be read, -ECANCELED,
+ * -errno. Never calls back before returning. */
 void sheaf_origin_list(struct sheaf_origin *origin,
         struct sheaf_origin_list *list);
+/* Calls @done with -ECANCELED before it returns. */
 void sheaf_origin_list_cancel(struct sheaf_origin_list *list);
 
 /* Reading one chunk. The identity (inode, size, mtime, ctime) is compared on
@@ -88,9 +100,13 @@ struct sheaf_origin_read {
 /* rc: SHEAF_ORIGIN_*; -ESTALE the file is not what was listed; -ENOENT gone
  * (also reported when a directory on the way is); -EACCES; -EIO; -ELOOP or
  * -EXDEV the path leaves the tree; -ETIMEDOUT (the reader was killed);
- * -ECANCELED. Short of slots it queues. Never calls @done before returning. */
+ * -ECANCELED; -EAGAIN over SHEAF_ORIGIN_QUEUE_MAX; -ENAMETOOLONG a path over
+ * 48 KiB. Short of slots it queues, and the deadline runs on. Never calls
+ * @done before returning. A read whose reader dies is sent once more. */
 void sheaf_origin_read(struct sheaf_origin *origin,
         struct sheaf_origin_read *read);
+/* Gives the bytes back; once, after @done with rc >= 0 (harmless after a
+ * failure). */
 void sheaf_origin_read_end(struct sheaf_origin_read *read);
 
 /* Checks that the root is still what it was: same inode number and

@@ -1,0 +1,118 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Inside the reader process (executable sheaf-reader): what its files share.
+ *
+ *   reader.c  becomes the owner, then serves
+ *   serve.c   socket, worker threads, replies in batches
+ *   dir.c     opening below the root, chunks, probes
+ *   walk.c    listing a tree
+ *   fault.c   injected faults, in test builds
+ *
+ * Started by spawn.c with these descriptors and arguments:
+ *   sheaf-reader THREADS [UID GID GROUP,GROUP,...] */
+#ifndef SHEAF_DAEMON_ORIGIN_READER_H
+#define SHEAF_DAEMON_ORIGIN_READER_H
+
+#include "proto/listing.h"
+
+#include <stdatomic.h>
+
+enum {
+        SHEAF_READER_FD_SOCK = 3,
+        SHEAF_READER_FD_BUFFERS = 4,
+        SHEAF_READER_FD_ROOT = 5,
+        SHEAF_READER_FD_END = 6,
+};
+
+#define SHEAF_READER_THREADS_MAX 64
+
+/* A path in a message; longer ones are -ENAMETOOLONG. */
+#define SHEAF_READER_PATH_MAX (48 * SHEAF_KIB)
+
+struct sheaf_reader_identity {
+        uint64_t ino, size_bytes, ctime_packed;
+        int64_t mtime_sec;
+        uint32_t mtime_nsec;
+};
+
+/* Opens @path below @root without leaving the tree: no link is passed, not
+ * even one that stays inside, since a listing names files by their real
+ * paths. With @follow the last component is a link, followed wherever it
+ * leads. Paths over PATH_MAX are opened in steps. @flags as for open(2),
+ * O_CLOEXEC is added. 0 or -errno; ENOTDIR becomes -ENOENT. Any thread. */
+SHEAF_MUST_CHECK int sheaf_reader_open(
+        int root, const char *path, int flags, bool follow, int *ret_fd);
+
+struct sheaf_reader_chunk {
+        const char *path; /* NUL-terminated */
+        bool follow;
+        uint64_t offset_bytes;
+        uint32_t len_bytes;
+        struct sheaf_reader_identity identity;
+};
+
+/* Reads a chunk into @buf; all of it or an error. 0; 1: only ctime moved,
+ * *@ret_ctime_packed is set; -ESTALE; -errno. Any thread. */
+SHEAF_MUST_CHECK int sheaf_reader_chunk(int root,
+        const struct sheaf_reader_chunk *chunk, void *buf,
+        uint64_t *ret_ctime_packed);
+
+/* 0: the file has this identity, ctime apart; -ESTALE; -errno. */
+SHEAF_MUST_CHECK int sheaf_reader_probe(int root, const char *path, bool follow,
+        const struct sheaf_reader_identity *identity);
+
+struct sheaf_reader_summary {
+        uint64_t dirs, files, links, hard_links, bytes;
+        uint64_t escaping_links, followed_links, skipped_special;
+        uint64_t unreadable_dirs, unreadable_files;
+        char first_escaping[256], first_unreadable[256];
+};
+
+struct sheaf_reader_walk {
+        int root;
+        bool follow;
+        uint64_t serial;
+        uint8_t uuid[16];
+        const atomic_bool *cancelled;
+        void (*progress)(void *arg, uint64_t entries); /* now and then */
+        void *arg;
+};
+
+/* Lists the tree into a new memfd. 0; -ECANCELED; -errno. */
+SHEAF_MUST_CHECK int sheaf_reader_walk(const struct sheaf_reader_walk *walk,
+        struct sheaf_reader_summary *ret_summary, int *ret_memfd);
+
+/* Serves SHEAF_READER_FD_SOCK until it hangs up. Does not return. */
+_Noreturn void sheaf_reader_serve(int threads);
+
+/* Faults of a test build, from SHEAF_FAULT_ORIGIN, a comma-separated list:
+ *   hang:S          never comes back from touching a path that contains S
+ *   eio:S           -EIO
+ *   delay=MS:S      waits between the first look and the read
+ *   short:S         the file ends half-way through the chunk
+ *   estale-once:S   -ESTALE the first time
+ *   crash:S         the reader dies
+ * Without SHEAF_FAULTS these are empty. */
+enum sheaf_fault_op {
+        SHEAF_FAULT_OPEN, /* hang, eio, estale-once, crash */
+        SHEAF_FAULT_READ, /* delay, short */
+};
+
+#ifdef SHEAF_FAULTS
+void sheaf_fault_setup(void);
+/* Returns 0 or -errno; *@len_bytes is what a short read may deliver. */
+int sheaf_fault(enum sheaf_fault_op op, const char *path, size_t *len_bytes);
+#else
+static inline void sheaf_fault_setup(void)
+{
+}
+static inline int sheaf_fault(
+        enum sheaf_fault_op op, const char *path, size_t *len_bytes)
+{
+        (void)op;
+        (void)path;
+        (void)len_bytes;
+        return 0;
+}
+#endif
+
+#endif

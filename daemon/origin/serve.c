@@ -1,0 +1,363 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The reader's work: requests in, worker threads, replies out.
+ *
+ *  1 the main thread only receives; it never touches the origin
+ *  2 a worker that finishes while another sends leaves its result to that
+ *    one, so that replies of small files travel together
+ *  3 a listing runs in a thread of its own, one at a time
+ *
+ * Locks: jobs.lock and outbox.lock, never both. */
+#include "daemon/origin/reader.h"
+#include "daemon/origin/origin.h"
+#include "daemon/origin/reader.pb-c.h"
+#include "proto/wire.h"
+
+#include <pthread.h>
+#include <stdio.h>
+
+#define JOBS_MAX (2 * SHEAF_ORIGIN_SLOTS)
+
+struct job {
+        struct job *next;
+        uint64_t id;
+        uint32_t slot;
+        struct sheaf_reader_chunk chunk;
+        char path[]; /* chunk.path */
+};
+
+static struct {
+        pthread_mutex_t lock;
+        pthread_cond_t more;
+        struct job *first, **last;
+} jobs = { PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, NULL,
+        &jobs.first };
+
+struct result {
+        uint64_t id;
+        int rc;
+        uint64_t ctime_packed;
+};
+
+static struct {
+        pthread_mutex_t lock;
+        struct result results[JOBS_MAX];
+        size_t count;
+        bool sending;
+} outbox = { .lock = PTHREAD_MUTEX_INITIALIZER };
+
+static char *buffers;
+
+static void send_reply(SheafReader__Reply *reply, int fd)
+{
+        size_t len = sheaf_reader__reply__get_packed_size(reply);
+        uint8_t stack[4096];
+
+        /* The largest reply has two paths of 256 bytes or 32 results. */
+        if (len > sizeof(stack))
+                abort();
+        sheaf_reader__reply__pack(reply, stack);
+        if (sheaf_wire_send_record(
+                    SHEAF_READER_FD_SOCK, stack, len, &fd, fd >= 0))
+                _exit(0); /* the daemon is gone */
+}
+
+static void send_results(const struct result *results, size_t count)
+{
+        SheafReader__ReadDone done[JOBS_MAX], *done_p[JOBS_MAX];
+        SheafReader__ReadsDone batch = SHEAF_READER__READS_DONE__INIT;
+        SheafReader__Reply reply = SHEAF_READER__REPLY__INIT;
+
+        for (size_t i = 0; i < count; i++) {
+                sheaf_reader__read_done__init(&done[i]);
+                done[i].id = results[i].id;
+                done[i].rc = results[i].rc;
+                done[i].new_ctime_packed = results[i].ctime_packed;
+                done_p[i] = &done[i];
+        }
+        batch.read = done_p;
+        batch.n_read = count;
+        reply.body_case = SHEAF_READER__REPLY__BODY_READS_DONE;
+        reply.reads_done = &batch;
+        send_reply(&reply, -1);
+}
+
+static void post(const struct result *result)
+{
+        struct result batch[JOBS_MAX];
+
+        pthread_mutex_lock(&outbox.lock);
+        if (outbox.count == JOBS_MAX)
+                abort(); /* the daemon has fewer slots than that */
+        outbox.results[outbox.count++] = *result;
+        while (!outbox.sending && outbox.count) {
+                size_t count = outbox.count;
+
+                memcpy(batch, outbox.results, count * sizeof(*batch));
+                outbox.count = 0;
+                outbox.sending = true;
+                pthread_mutex_unlock(&outbox.lock);
+                send_results(batch, count);
+                pthread_mutex_lock(&outbox.lock);
+                outbox.sending = false;
+        }
+        pthread_mutex_unlock(&outbox.lock);
+}
+
+static void *work(void *unused)
+{
+        (void)unused;
+        for (;;) {
+                struct result result = { 0 };
+                struct job *job;
+
+                pthread_mutex_lock(&jobs.lock);
+                while (!jobs.first)
+                        pthread_cond_wait(&jobs.more, &jobs.lock);
+                job = jobs.first;
+                jobs.first = job->next;
+                if (!jobs.first)
+                        jobs.last = &jobs.first;
+                pthread_mutex_unlock(&jobs.lock);
+
+                result.id = job->id;
+                result.rc =
+                        sheaf_reader_chunk(SHEAF_READER_FD_ROOT, &job->chunk,
+                                buffers + job->slot * SHEAF_CHUNK_BYTES_MAX,
+                                &result.ctime_packed);
+                free(job);
+                post(&result);
+        }
+        return NULL;
+}
+
+static struct sheaf_reader_identity identity_of(
+        const SheafReader__Identity *identity)
+{
+        return (struct sheaf_reader_identity){
+                .ino = identity->ino,
+                .size_bytes = identity->size_bytes,
+                .ctime_packed = identity->ctime_packed,
+                .mtime_sec = identity->mtime_sec,
+                .mtime_nsec = identity->mtime_nsec,
+        };
+}
+
+static struct job *make_job(const SheafReader__Read *read)
+{
+        struct job *job = malloc(sizeof(*job) + read->path.len + 1);
+
+        if (!job)
+                return NULL;
+        memcpy(job->path, read->path.data, read->path.len);
+        job->path[read->path.len] = 0;
+        job->next = NULL;
+        job->id = read->id;
+        job->slot = read->slot;
+        job->chunk = (struct sheaf_reader_chunk){
+                .path = job->path,
+                .follow = read->follow,
+                .offset_bytes = read->offset_bytes,
+                .len_bytes = read->len_bytes,
+                .identity = identity_of(read->identity),
+        };
+        return job;
+}
+
+static void take_reads(const SheafReader__Reads *reads)
+{
+        for (size_t i = 0; i < reads->n_read; i++) {
+                const SheafReader__Read *read = reads->read[i];
+                struct job *job;
+
+                if (read->slot >= SHEAF_ORIGIN_SLOTS || !read->identity ||
+                        read->len_bytes > SHEAF_CHUNK_BYTES_MAX)
+                        abort();
+                job = make_job(read);
+                if (!job) {
+                        post(&(struct result){ read->id, -ENOMEM, 0 });
+                        continue;
+                }
+                pthread_mutex_lock(&jobs.lock);
+                *jobs.last = job;
+                jobs.last = &job->next;
+                pthread_cond_signal(&jobs.more);
+                pthread_mutex_unlock(&jobs.lock);
+        }
+}
+
+/* ---- listing ---- */
+
+static struct {
+        pthread_t thread;
+        bool started;
+        atomic_bool cancelled;
+        uint64_t id;
+        struct sheaf_reader_walk walk;
+} lister;
+
+static void send_progress(void *arg, uint64_t entries)
+{
+        SheafReader__Listing listing = SHEAF_READER__LISTING__INIT;
+        SheafReader__Reply reply = SHEAF_READER__REPLY__INIT;
+
+        (void)arg;
+        listing.id = lister.id;
+        listing.entries = entries;
+        reply.body_case = SHEAF_READER__REPLY__BODY_LISTING;
+        reply.listing = &listing;
+        send_reply(&reply, -1);
+}
+
+static void *list(void *unused)
+{
+        SheafReader__Listed listed = SHEAF_READER__LISTED__INIT;
+        SheafReader__Reply reply = SHEAF_READER__REPLY__INIT;
+        struct sheaf_reader_summary s;
+        sheaf_autofd int memfd = -1;
+
+        (void)unused;
+        listed.id = lister.id;
+        listed.rc = sheaf_reader_walk(&lister.walk, &s, &memfd);
+        listed.dirs = s.dirs;
+        listed.files = s.files;
+        listed.links = s.links;
+        listed.hard_links = s.hard_links;
+        listed.bytes = s.bytes;
+        listed.escaping_links = s.escaping_links;
+        listed.followed_links = s.followed_links;
+        listed.skipped_special = s.skipped_special;
+        listed.unreadable_dirs = s.unreadable_dirs;
+        listed.unreadable_files = s.unreadable_files;
+        listed.first_escaping.data = (uint8_t *)s.first_escaping;
+        listed.first_escaping.len = strlen(s.first_escaping);
+        listed.first_unreadable.data = (uint8_t *)s.first_unreadable;
+        listed.first_unreadable.len = strlen(s.first_unreadable);
+        reply.body_case = SHEAF_READER__REPLY__BODY_LISTED;
+        reply.listed = &listed;
+        send_reply(&reply, memfd);
+        return NULL;
+}
+
+/* Waits for a cancelled walk to notice; one that hangs is the daemon's to
+ * kill, by the deadline of the new one. */
+static void take_list(const SheafReader__List *request)
+{
+        if (lister.started)
+                pthread_join(lister.thread, NULL);
+        if (request->uuid.len != sizeof(lister.walk.uuid))
+                abort();
+        atomic_store(&lister.cancelled, false);
+        lister.id = request->id;
+        lister.walk = (struct sheaf_reader_walk){
+                .root = SHEAF_READER_FD_ROOT,
+                .follow = request->follow,
+                .serial = request->serial,
+                .cancelled = &lister.cancelled,
+                .progress = send_progress,
+        };
+        memcpy(lister.walk.uuid, request->uuid.data, request->uuid.len);
+        if (pthread_create(&lister.thread, NULL, list, NULL))
+                _exit(1); /* the daemon starts another reader */
+        lister.started = true;
+}
+
+/* ---- probe ---- */
+
+static int probe(const SheafReader__Probe *request)
+{
+        struct stat st;
+
+        if (fstat(SHEAF_READER_FD_ROOT, &st))
+                return -errno;
+        if (st.st_ino != request->root_ino)
+                return -ESTALE;
+        for (size_t i = 0; i < request->n_sample; i++) {
+                const SheafReader__Sample *sample = request->sample[i];
+                sheaf_autofree char *path = strndup(
+                        (const char *)sample->path.data, sample->path.len);
+                struct sheaf_reader_identity identity =
+                        identity_of(sample->identity);
+                int rc;
+
+                if (!path)
+                        return -ENOMEM;
+                rc = sheaf_reader_probe(
+                        SHEAF_READER_FD_ROOT, path, sample->follow, &identity);
+                if (rc)
+                        return rc == -ENOENT ? -ESTALE : rc;
+        }
+        return 0;
+}
+
+static void *run_probe(void *request_p)
+{
+        SheafReader__Request *request = request_p;
+        SheafReader__Probed probed = SHEAF_READER__PROBED__INIT;
+        SheafReader__Reply reply = SHEAF_READER__REPLY__INIT;
+
+        probed.id = request->probe->id;
+        probed.rc = probe(request->probe);
+        sheaf_reader__request__free_unpacked(request, NULL);
+        reply.body_case = SHEAF_READER__REPLY__BODY_PROBED;
+        reply.probed = &probed;
+        send_reply(&reply, -1);
+        return NULL;
+}
+
+/* ---- loop ---- */
+
+static void take_request(SheafReader__Request *request)
+{
+        pthread_t thread;
+
+        switch (request->body_case) {
+        case SHEAF_READER__REQUEST__BODY_READS:
+                take_reads(request->reads);
+                break;
+        case SHEAF_READER__REQUEST__BODY_LIST:
+                take_list(request->list);
+                break;
+        case SHEAF_READER__REQUEST__BODY_CANCEL:
+                if (request->cancel->id == lister.id)
+                        atomic_store(&lister.cancelled, true);
+                break;
+        case SHEAF_READER__REQUEST__BODY_PROBE:
+                if (pthread_create(&thread, NULL, run_probe, request))
+                        _exit(1);
+                pthread_detach(thread);
+                return; /* freed there */
+        default:
+                abort();
+        }
+        sheaf_reader__request__free_unpacked(request, NULL);
+}
+
+_Noreturn void sheaf_reader_serve(int threads)
+{
+        static uint8_t data[SHEAF_WIRE_BYTES_MAX];
+
+        buffers = mmap(NULL, SHEAF_ORIGIN_SLOTS * SHEAF_CHUNK_BYTES_MAX,
+                PROT_READ | PROT_WRITE, MAP_SHARED, SHEAF_READER_FD_BUFFERS, 0);
+        if (buffers == MAP_FAILED)
+                _exit(1);
+        for (int i = 0; i < threads; i++) {
+                pthread_t thread;
+
+                if (pthread_create(&thread, NULL, work, NULL))
+                        _exit(1);
+                pthread_detach(thread);
+        }
+        for (;;) {
+                int fds[SHEAF_WIRE_FDS_MAX];
+                size_t len, fd_count;
+                SheafReader__Request *request;
+
+                if (sheaf_wire_recv_record(SHEAF_READER_FD_SOCK, data,
+                            sizeof(data), &len, fds, &fd_count) <= 0)
+                        _exit(0);
+                request = sheaf_reader__request__unpack(NULL, len, data);
+                if (!request)
+                        abort();
+                take_request(request);
+        }
+}
