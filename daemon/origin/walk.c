@@ -388,14 +388,13 @@ static int set_path(struct walker *w, uint32_t dir)
 
 static int open_dir(struct walker *w, int *ret_fd)
 {
-        int rc = sheaf_fault(SHEAF_FAULT_OPEN, w->path, NULL);
+        int rc = -ESTALE;
 
-        for (int stale = 0; !rc; stale++) {
-                rc = sheaf_reader_open(w->walk->root, w->path,
-                        O_RDONLY | O_DIRECTORY, false, ret_fd);
-                if (rc != -ESTALE || stale)
-                        break;
-                rc = 0;
+        for (int i = 0; i < 2 && rc == -ESTALE; i++) {
+                rc = sheaf_fault(SHEAF_FAULT_OPEN, w->path, NULL);
+                if (!rc)
+                        rc = sheaf_reader_open(w->walk->root, w->path,
+                                O_RDONLY | O_DIRECTORY, false, ret_fd);
         }
         return rc;
 }
