@@ -19,6 +19,7 @@ struct sheaf_fs_options {
         bool debug;      /* libfuse prints every request */
         bool use_syslog; /* messages also to the system log */
         bool no_passthrough;
+        bool list_xattrs; /* by listxattr too; costs `ls -l` its speed */
 };
 
 /* @source and what it borrows stay until free. -ENOMEM. */

@@ -154,6 +154,7 @@ static enum exit_code parse_args(int argc, char **argv, struct mount_args *args)
                 { "version", required_argument, NULL, 'v' },
                 { "debug", no_argument, NULL, 'd' },
                 { "no-passthrough", no_argument, NULL, 'p' },
+                { "list-xattrs", no_argument, NULL, 'x' },
                 { "help", no_argument, NULL, 'h' },
                 { 0 },
         };
@@ -188,6 +189,9 @@ static enum exit_code parse_args(int argc, char **argv, struct mount_args *args)
                         break;
                 case 'p':
                         args->options.no_passthrough = true;
+                        break;
+                case 'x':
+                        args->options.list_xattrs = true;
                         break;
                 case 'h':
                         fputs(usage_text, stdout);

@@ -300,6 +300,9 @@ static void fs_getxattr(
         }
 }
 
+/* Listing is off unless asked for: newer versions of `ls -l` list the
+ * attributes of each file, which the kernel never remembers, and copies would
+ * carry ours along. ENOSYS ends such requests for good. */
 static void fs_listxattr(fuse_req_t req, fuse_ino_t ino, size_t cap_bytes)
 {
         struct sheaf_fs *fs = sheaf_fs_of(req);
@@ -308,6 +311,8 @@ static void fs_listxattr(fuse_req_t req, fuse_ino_t ino, size_t cap_bytes)
         size_t len;
         int rc = sheaf_tree_entry(&fs->source, ino, &entry);
 
+        if (!rc && !fs->options.list_xattrs)
+                rc = -ENOSYS;
         if (rc < 0) {
                 fuse_reply_err(req, -rc);
                 return;
@@ -325,16 +330,16 @@ static void fs_init(void *userdata, struct fuse_conn_info *conn)
 {
         struct sheaf_fs *fs = userdata;
 
-        conn->want |= conn->capable &
-                      (FUSE_CAP_ASYNC_READ | FUSE_CAP_PARALLEL_DIROPS |
-                              FUSE_CAP_READDIRPLUS | FUSE_CAP_CACHE_SYMLINKS |
-                              FUSE_CAP_NO_OPENDIR_SUPPORT |
-                              FUSE_CAP_EXPORT_SUPPORT | FUSE_CAP_ASYNC_DIO |
-                              /* lets the kernel remember that a file has no
-                               * ACL, for which `ls -l` asks each time */
-                              FUSE_CAP_POSIX_ACL);
+        conn->want |=
+                conn->capable &
+                (FUSE_CAP_ASYNC_READ | FUSE_CAP_PARALLEL_DIROPS |
+                        FUSE_CAP_READDIRPLUS | FUSE_CAP_CACHE_SYMLINKS |
+                        FUSE_CAP_NO_OPENDIR_SUPPORT | FUSE_CAP_EXPORT_SUPPORT);
         if (fs->kind == SHEAF_TREE_SMALL)
                 conn->want |= conn->capable & FUSE_CAP_NO_OPEN_SUPPORT;
+        /* Asynchronous direct reads cannot be interrupted: a killed reader
+         * would hang as long as the daemon does. */
+        conn->want &= ~(unsigned int)FUSE_CAP_ASYNC_DIO;
         /* splice lost to copies; nothing here changes, so nothing is to be
          * looked at again */
         conn->want &= ~(

@@ -154,6 +154,8 @@ static bool xattr_fits(const struct sheaf_source *source, uint32_t entry,
 int sheaf_tree_xattr_find(const struct sheaf_source *source, uint32_t entry,
         const char *name, enum sheaf_tree_xattr *ret_xattr)
 {
+        if (strncmp(name, "user.", strlen("user.")))
+                return -EOPNOTSUPP;
         for (int i = 0; i < SHEAF_TREE_XATTR_COUNT; i++) {
                 if (strcmp(name, xattr_names[i]))
                         continue;

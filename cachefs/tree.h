@@ -57,7 +57,9 @@ enum sheaf_tree_xattr {
         SHEAF_TREE_XATTR_COUNT,
 };
 
-/* Which attribute @name is, if @entry can have it. 0; -ENODATA. */
+/* Which attribute @name is, if @entry can have it. 0; -ENODATA;
+ * -EOPNOTSUPP outside "user.": on that answer `ls -l` asks no more for the
+ * ACL and label of each file, which the kernel would not remember. */
 SHEAF_MUST_CHECK int sheaf_tree_xattr_find(const struct sheaf_source *source,
         uint32_t entry, const char *name, enum sheaf_tree_xattr *ret_xattr);
 
