@@ -29,8 +29,7 @@ static bool holds_pins(struct sheaf_session *session)
 
         pthread_mutex_lock(&session->lock);
         for (struct sheaf_attach *a = session->attaches; a; a = a->next)
-                holds |= a->live && atomic_load_explicit(&a->pinned_bytes,
-                                            memory_order_relaxed);
+                holds |= a->live && sheaf_attach_pins(a);
         holds &= session->state == SHEAF_LINK_READY;
         pthread_mutex_unlock(&session->lock);
         return holds;
@@ -65,8 +64,11 @@ static void before(void)
         pthread_mutex_lock(&list_lock);
         for (struct sheaf_session *s = list; s; s = s->next)
                 note(s);
-        for (struct sheaf_session *s = list; s; s = s->next)
+        for (struct sheaf_session *s = list; s; s = s->next) {
                 pthread_mutex_lock(&s->lock);
+                for (struct sheaf_attach *a = s->attaches; a; a = a->next)
+                        a->pins_at_fork = sheaf_attach_pins(a);
+        }
 }
 
 static void in_parent(void)
@@ -104,7 +106,7 @@ static void renew(struct sheaf_session *session)
                 d->open_id = 0;
         }
         for (struct sheaf_attach *a = session->attaches; a; a = a->next)
-                sheaf_attach_disown(a);
+                sheaf_attach_disown(a, a->pins_at_fork);
 }
 
 static void in_child(void)

@@ -11,43 +11,6 @@
 
 #include <sys/stat.h>
 
-#define THREAD_SLOTS 64 /* between the first slots of two threads */
-
-_Thread_local struct sheaf_thread sheaf_thread;
-
-void sheaf_thread_number(void)
-{
-        static _Atomic uint32_t last;
-
-        sheaf_thread.number =
-                1 + atomic_fetch_add_explicit(&last, 1, memory_order_relaxed);
-        sheaf_thread.slot =
-                (sheaf_thread.number - 1) * THREAD_SLOTS % SHEAF_HAZARD_SLOTS;
-}
-
-_Atomic uint64_t *sheaf_attach_claim_slow(
-        struct sheaf_attach *attach, uint64_t word)
-{
-        struct sheaf_hazard *hazard = attach->hazard;
-
-        if (!sheaf_thread.number)
-                sheaf_thread_number();
-        for (uint32_t i = 0; i < SHEAF_HAZARD_SLOTS; i++) {
-                uint32_t at = (sheaf_thread.slot + i) % SHEAF_HAZARD_SLOTS;
-
-                if (atomic_load_explicit(
-                            &hazard->slot[at], memory_order_relaxed))
-                        continue;
-                /* A cache line's worth at once: the mark is shared. */
-                sheaf_pin_raise_mark(hazard, (at | 7) + 1);
-                if (!sheaf_pin_publish(&hazard->slot[at], word))
-                        continue;
-                sheaf_thread.slot = at;
-                return &hazard->slot[at];
-        }
-        return NULL;
-}
-
 static int map_hazard(struct sheaf_attach *attach, int fd)
 {
         struct stat st;
@@ -62,12 +25,34 @@ static int map_hazard(struct sheaf_attach *attach, int fd)
         if (map == MAP_FAILED)
                 return -errno;
         attach->hazard = map;
-        if (madvise(map, sizeof(struct sheaf_hazard), MADV_DONTFORK))
+        return 0;
+}
+
+/* The range and the tables beside it. */
+static int reserve(struct sheaf_attach *attach, struct sheaf_pin_map *ret_map)
+{
+        uint64_t bytes = attach->extent_count * attach->extent_bytes;
+        unsigned int shift =
+                (unsigned int)__builtin_ctzll(attach->extent_bytes);
+        void *range;
+
+        attach->pinnable = sheaf_new(_Atomic uint8_t, bytes >> shift);
+        attach->extent = sheaf_new(struct sheaf_extent, attach->extent_count);
+        if (!attach->pinnable || !attach->extent)
+                return -ENOMEM;
+        for (uint32_t i = 0; i < attach->extent_count; i++)
+                attach->extent[i].lock_fd = -1;
+        range = mmap(NULL, bytes, PROT_NONE,
+                MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (range == MAP_FAILED)
                 return -errno;
-        if (attach->hazard->magic != SHEAF_HAZARD_MAGIC ||
-                attach->hazard->layout != SHEAF_SHM_LAYOUT ||
-                attach->hazard->slot_count != SHEAF_HAZARD_SLOTS)
-                return -EPROTO;
+        attach->base = range;
+        *ret_map = (struct sheaf_pin_map){
+                .base = range,
+                .range_bytes = bytes,
+                .state = attach->pinnable,
+                .shift = shift,
+        };
         return 0;
 }
 
@@ -76,8 +61,8 @@ int sheaf_attach_new(uint32_t arena, uint64_t extent_bytes,
         struct sheaf_attach **ret_attach)
 {
         struct sheaf_attach *attach;
-        void *range;
-        int rc = -ENOMEM;
+        struct sheaf_pin_map map;
+        int rc;
 
         if (hazard_fd < 0 || !extent_bytes || extent_bytes % 4096 ||
                 range_bytes < extent_bytes ||
@@ -91,65 +76,52 @@ int sheaf_attach_new(uint32_t arena, uint64_t extent_bytes,
         attach->live = true;
         attach->extent_bytes = extent_bytes;
         attach->extent_count = (uint32_t)(range_bytes / extent_bytes);
-        attach->range_bytes = attach->extent_count * extent_bytes;
-        attach->grant_bytes = grant_bytes;
-        attach->granule_shift = (unsigned int)__builtin_ctzll(extent_bytes);
-        attach->granule_state = sheaf_new(
-                _Atomic uint8_t, attach->range_bytes >> attach->granule_shift);
-        attach->lock_fd = sheaf_new(int, attach->extent_count);
-        if (!attach->granule_state || !attach->lock_fd)
-                goto fail;
-        for (uint32_t i = 0; i < attach->extent_count; i++)
-                attach->lock_fd[i] = -1;
-        range = mmap(NULL, attach->range_bytes, PROT_NONE,
-                MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-        if (range == MAP_FAILED) {
-                rc = -errno;
-                goto fail;
+        rc = reserve(attach, &map);
+        if (!rc)
+                rc = map_hazard(attach, hazard_fd);
+        if (!rc)
+                rc = sheaf_pinner_init(
+                        &attach->pinner, attach->hazard, &map, grant_bytes);
+        if (rc) {
+                sheaf_attach_free(attach);
+                return rc;
         }
-        attach->base = range;
-        rc = map_hazard(attach, hazard_fd);
-        if (rc)
-                goto fail;
         *ret_attach = attach;
         return 0;
+}
 
-fail:
-        sheaf_attach_free(attach);
-        return rc;
+static uint64_t range_bytes_of(const struct sheaf_attach *attach)
+{
+        return attach->extent_count * attach->extent_bytes;
 }
 
 void sheaf_attach_free(struct sheaf_attach *attach)
 {
+        if (attach->pinner.owner)
+                sheaf_pinner_fini(&attach->pinner);
         if (attach->base && !attach->let_go)
-                munmap(attach->base, attach->range_bytes);
+                munmap(attach->base, range_bytes_of(attach));
+        /* A child has no such mapping; by now the place may be another's. */
         if (attach->hazard && !attach->foreign)
                 munmap(attach->hazard, sizeof(struct sheaf_hazard));
-        for (uint32_t i = 0; attach->lock_fd && i < attach->extent_count; i++)
-                sheaf_close_p(&attach->lock_fd[i]);
-        free(attach->lock_fd);
-        free(attach->granule_state);
+        for (uint32_t i = 0; attach->extent && i < attach->extent_count; i++)
+                sheaf_close_p(&attach->extent[i].lock_fd);
+        free(attach->extent);
+        free(attach->pinnable);
         free(attach);
-}
-
-static enum sheaf_extent_state state_of(
-        struct sheaf_attach *attach, uint32_t extent)
-{
-        return atomic_load_explicit(
-                &attach->granule_state[extent * attach->extent_bytes >>
-                                       attach->granule_shift],
-                memory_order_relaxed);
 }
 
 static void set_state(struct sheaf_attach *attach, uint32_t extent,
         enum sheaf_extent_state state)
 {
-        uint64_t first = extent * attach->extent_bytes >> attach->granule_shift;
-        uint64_t n = attach->extent_bytes >> attach->granule_shift;
+        unsigned int shift = attach->pinner.map.shift;
+        uint64_t first = extent * attach->extent_bytes >> shift;
+        uint64_t n = attach->extent_bytes >> shift;
 
+        attach->extent[extent].state = state;
         for (uint64_t i = 0; i < n; i++)
-                atomic_store_explicit(&attach->granule_state[first + i],
-                        (uint8_t)state, memory_order_seq_cst);
+                atomic_store_explicit(&attach->pinnable[first + i],
+                        state == SHEAF_EXTENT_MAPPED, memory_order_seq_cst);
 }
 
 int sheaf_attach_map(
@@ -159,7 +131,7 @@ int sheaf_attach_map(
         void *at, *map;
 
         if (extent >= attach->extent_count || fd < 0 ||
-                state_of(attach, extent) != SHEAF_EXTENT_GONE)
+                attach->extent[extent].state != SHEAF_EXTENT_GONE)
                 return -EPROTO;
         if (fstat(fd, &st))
                 return -errno;
@@ -171,7 +143,7 @@ int sheaf_attach_map(
                 fd, 0);
         if (map == MAP_FAILED)
                 return -errno;
-        attach->lock_fd[extent] = sheaf_steal_fd(lock_fd);
+        attach->extent[extent].lock_fd = sheaf_steal_fd(lock_fd);
         set_state(attach, extent, SHEAF_EXTENT_MAPPED);
         return 0;
 }
@@ -179,7 +151,7 @@ int sheaf_attach_map(
 int sheaf_attach_drop(struct sheaf_attach *attach, uint32_t extent)
 {
         if (extent >= attach->extent_count ||
-                state_of(attach, extent) != SHEAF_EXTENT_MAPPED)
+                attach->extent[extent].state != SHEAF_EXTENT_MAPPED)
                 return -EPROTO;
         set_state(attach, extent, SHEAF_EXTENT_DROPPING);
         attach->dropping++;
@@ -209,7 +181,7 @@ static void let_go_dropped(struct sheaf_attach *attach,
         for (uint32_t i = 0; i < attach->extent_count; i++) {
                 uint64_t from = i * attach->extent_bytes;
 
-                if (state_of(attach, i) != SHEAF_EXTENT_DROPPING ||
+                if (attach->extent[i].state != SHEAF_EXTENT_DROPPING ||
                         pinned_between(
                                 attach, from, from + attach->extent_bytes))
                         continue;
@@ -219,7 +191,7 @@ static void let_go_dropped(struct sheaf_attach *attach,
                             -1, 0) == MAP_FAILED)
                         continue;
                 set_state(attach, i, SHEAF_EXTENT_GONE);
-                sheaf_close_p(&attach->lock_fd[i]);
+                sheaf_close_p(&attach->extent[i].lock_fd);
                 attach->dropping--;
                 if (attach->live)
                         unmapped(arg, attach->arena, i);
@@ -229,18 +201,18 @@ static void let_go_dropped(struct sheaf_attach *attach,
 static bool let_go_all(struct sheaf_attach *attach)
 {
         for (uint32_t i = 0; i < attach->extent_count; i++)
-                if (state_of(attach, i) == SHEAF_EXTENT_MAPPED) {
+                if (attach->extent[i].state == SHEAF_EXTENT_MAPPED) {
                         set_state(attach, i, SHEAF_EXTENT_DROPPING);
                         attach->dropping++;
                 }
-        if (atomic_load_explicit(&attach->pinned_bytes, memory_order_acquire) ||
-                (!attach->foreign &&
-                        pinned_between(attach, 0, attach->range_bytes)))
+        if (attach->foreign ? atomic_load_explicit(&attach->inherited_pins,
+                                      memory_order_acquire) != 0
+                            : pinned_between(attach, 0, range_bytes_of(attach)))
                 return false;
-        munmap(attach->base, attach->range_bytes);
+        munmap(attach->base, range_bytes_of(attach));
         for (uint32_t i = 0; i < attach->extent_count; i++) {
                 set_state(attach, i, SHEAF_EXTENT_GONE);
-                sheaf_close_p(&attach->lock_fd[i]);
+                sheaf_close_p(&attach->extent[i].lock_fd);
         }
         attach->dropping = 0;
         attach->let_go = true;
@@ -268,8 +240,24 @@ bool sheaf_attach_let_go(struct sheaf_attach *attach,
         return attach->dropping > 0;
 }
 
-void sheaf_attach_disown(struct sheaf_attach *attach)
+uint64_t sheaf_attach_pins(const struct sheaf_attach *attach)
 {
+        uint64_t mark, pins = 0;
+
+        if (attach->foreign || attach->let_go)
+                return 0;
+        mark = sheaf_pin_mark(attach->hazard);
+        for (uint64_t i = 0; i < mark; i++)
+                pins += sheaf_pin_held(&attach->hazard->slot[i]) != 0;
+        return pins;
+}
+
+void sheaf_attach_disown(struct sheaf_attach *attach, uint64_t pins)
+{
+        /* Inherited twice, the first count still holds. */
+        if (!attach->foreign)
+                atomic_store_explicit(
+                        &attach->inherited_pins, pins, memory_order_relaxed);
         attach->foreign = true;
         attach->live = false;
 }

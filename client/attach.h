@@ -20,7 +20,7 @@
 #ifndef SHEAF_CLIENT_ATTACH_H
 #define SHEAF_CLIENT_ATTACH_H
 
-#include "proto/pin.h"
+#include "client/pin.h"
 
 enum sheaf_extent_state {
         SHEAF_EXTENT_GONE = 0, /* nothing is mapped there */
@@ -28,26 +28,33 @@ enum sheaf_extent_state {
         SHEAF_EXTENT_DROPPING, /* mapped, but no new pins */
 };
 
+struct sheaf_extent {
+        enum sheaf_extent_state state;
+        int lock_fd; /* -1: none */
+};
+
 struct sheaf_attach {
-        /* Read by pinning threads; fixed unless atomic. */
+        struct sheaf_pinner pinner; /* any thread */
+        /* Held at the fork that made this attachment the parent's; any
+         * thread. */
+        _Atomic uint64_t inherited_pins;
+
+        /* Fixed. */
+        uint32_t arena, extent_count;
+        uint64_t extent_bytes;
         uint8_t *base;
         struct sheaf_hazard *hazard;
-        uint64_t range_bytes, extent_bytes, grant_bytes;
-        _Atomic uint8_t *granule_state; /* enum sheaf_extent_state */
-        unsigned int granule_shift;     /* divides extents evenly */
-        bool foreign; /* inherited by fork: slots are the parent's */
 
         /* Guard: the session's lock. */
         struct sheaf_attach *next;
-        uint32_t arena;
         bool live;          /* its connection stands */
+        bool foreign;       /* inherited by fork: slots are the parent's */
         bool let_go;        /* the range is unmapped */
         uint32_t map_users; /* current maps of datasets */
-        uint32_t extent_count, dropping;
-        int *lock_fd; /* by extent, -1: none */
-
-        /* Charged by pinning threads. */
-        _Alignas(64) _Atomic uint64_t pinned_bytes;
+        uint32_t dropping;
+        uint64_t pins_at_fork;
+        struct sheaf_extent *extent; /* extent_count of them */
+        _Atomic uint8_t *pinnable;   /* see sheaf_pin_map.state */
 };
 
 /* Takes what ArenaOpened brought; the hazard descriptor stays the caller's.
@@ -73,102 +80,36 @@ bool sheaf_attach_let_go(struct sheaf_attach *attach,
         void (*unmapped)(void *arg, uint32_t arena, uint32_t extent),
         void *arg);
 
-/* In the child of a fork: slots and grant are the parent's. */
-void sheaf_attach_disown(struct sheaf_attach *attach);
+/* Slots in use now, transient ones included. */
+uint64_t sheaf_attach_pins(const struct sheaf_attach *attach);
+/* In the child of a fork: the slots, @pins of them in use, are the
+ * parent's. */
+void sheaf_attach_disown(struct sheaf_attach *attach, uint64_t pins);
 
-/* ---- any thread, no lock ---- */
-
-/* Of the calling thread: where it claimed or freed last, and its number. */
-struct sheaf_thread {
-        uint32_t slot;
-        uint32_t number; /* from 1; 0: not numbered yet */
-};
-extern _Thread_local struct sheaf_thread sheaf_thread
-        __attribute__((tls_model("initial-exec"), visibility("hidden")));
-/* Numbers the calling thread; slots of different threads start apart. */
-void sheaf_thread_number(void);
-
-/* Finds and claims a free slot after the thread's last one. NULL: all are
- * taken. */
-_Atomic uint64_t *sheaf_attach_claim_slow(
-        struct sheaf_attach *attach, uint64_t word);
-
-/* Reserves @bytes of the grant, before a pin. False: over it. */
-static inline bool sheaf_attach_charge(
-        struct sheaf_attach *attach, uint64_t bytes)
+/* Gives one pin back, uncharged. Any thread, no lock. */
+static inline void sheaf_attach_unpin(struct sheaf_attach *attach, void *slot)
 {
-        uint64_t before = atomic_fetch_add_explicit(
-                &attach->pinned_bytes, bytes, memory_order_relaxed);
+        struct sheaf_pin pin = { .slot = (_Atomic uint64_t *)slot };
 
-        if (SHEAF_LIKELY(before + bytes <= attach->grant_bytes))
-                return true;
-        atomic_fetch_sub_explicit(
-                &attach->pinned_bytes, bytes, memory_order_relaxed);
-        return false;
+        if (SHEAF_UNLIKELY(sheaf_pinner_inherited(&attach->pinner)))
+                /* Release: who sees zero may unmap what was read. */
+                atomic_fetch_sub_explicit(
+                        &attach->inherited_pins, 1, memory_order_release);
+        else
+                sheaf_unpin(&attach->pinner, &pin);
 }
 
+/* Gives @bytes back to the grant. Any thread, no lock. */
 static inline void sheaf_attach_uncharge(
         struct sheaf_attach *attach, uint64_t bytes)
 {
-        /* Release: who sees zero may unmap what was read until now. */
-        atomic_fetch_sub_explicit(
-                &attach->pinned_bytes, bytes, memory_order_release);
-}
-
-static inline _Atomic uint64_t *sheaf_attach_claim(
-        struct sheaf_attach *attach, uint64_t word)
-{
-        struct sheaf_hazard *hazard = attach->hazard;
-        uint32_t slot = sheaf_thread.slot;
-
-        if (SHEAF_LIKELY(sheaf_thread.number &&
-                         slot < atomic_load_explicit(&hazard->high_water,
-                                        memory_order_seq_cst) &&
-                         sheaf_pin_publish(&hazard->slot[slot], word)))
-                return &hazard->slot[slot];
-        return sheaf_attach_claim_slow(attach, word);
-}
-
-static inline void sheaf_attach_unpin(
-        struct sheaf_attach *attach, _Atomic uint64_t *slot)
-{
-        if (SHEAF_UNLIKELY(attach->foreign))
+        if (SHEAF_UNLIKELY(sheaf_pinner_inherited(&attach->pinner)))
                 return;
-        sheaf_pin_clear(slot);
-        sheaf_thread.slot = (uint32_t)(slot - attach->hazard->slot);
-}
-
-/* Pins the chunk whose word is at @entry. 1: *@ret_bytes may be read until
- * unpin; 0: it is not in memory; -EAGAIN: it was, and was lost meanwhile;
- * -EDQUOT: no slot is free. */
-static inline int sheaf_attach_pin(struct sheaf_attach *attach,
-        const _Atomic uint64_t *entry, uint32_t len_bytes,
-        const uint8_t **ret_bytes, _Atomic uint64_t **ret_slot)
-{
-        uint64_t word = atomic_load_explicit(entry, memory_order_acquire);
-        uint64_t offset_bytes = sheaf_word_offset_bytes(word);
-        _Atomic uint64_t *slot;
-
-        if (!word)
-                return 0;
-        /* What the daemon writes is checked like anything shared. */
-        if (SHEAF_UNLIKELY(offset_bytes + len_bytes > attach->range_bytes))
-                return 0;
-        slot = sheaf_attach_claim(attach, word);
-        if (SHEAF_UNLIKELY(!slot))
-                return -EDQUOT;
-        if (SHEAF_LIKELY(
-                    sheaf_pin_recheck(entry, word) &&
-                    atomic_load_explicit(
-                            &attach->granule_state[offset_bytes >>
-                                                   attach->granule_shift],
-                            memory_order_seq_cst) == SHEAF_EXTENT_MAPPED)) {
-                *ret_bytes = attach->base + offset_bytes;
-                *ret_slot = slot;
-                return 1;
+        while (SHEAF_UNLIKELY(bytes > UINT32_MAX)) {
+                sheaf_pin_uncharge(&attach->pinner, UINT32_MAX);
+                bytes -= UINT32_MAX;
         }
-        sheaf_attach_unpin(attach, slot);
-        return -EAGAIN;
+        sheaf_pin_uncharge(&attach->pinner, (uint32_t)bytes);
 }
 
 #endif

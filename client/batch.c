@@ -8,7 +8,6 @@
  * Threads: any. */
 #include "client/fetch.h"
 #include "client/read.h"
-#include "client/view.h"
 
 #define PART_BYTES_MIN (UINT64_C(16) << 20)
 
@@ -42,8 +41,9 @@ static int part_init(struct part *part, struct sheaf_dataset *dataset)
                 .bytes_max = PART_BYTES_MIN,
         };
         if (map)
-                part->bytes_max =
-                        SHEAF_MAX(part->bytes_max, map->attach->grant_bytes);
+                part->bytes_max = SHEAF_MAX(part->bytes_max,
+                        atomic_load_explicit(&map->attach->pinner.grant_bytes,
+                                memory_order_relaxed));
         if (part->items && part->item_rc && part->file)
                 return 0;
         part_free(part);
@@ -74,8 +74,8 @@ static void part_add(struct part *part, size_t position, uint32_t entry)
                         atomic_load_explicit(&map->words[e->first_chunk + i],
                                 memory_order_relaxed) &&
                         (i + 1 < n || part->n > before)) {
-                        SHEAF_COUNT(map->meter, hits, 1);
-                        SHEAF_COUNT(map->meter, hit_bytes, len);
+                        sheaf_pin_count(map->meter, hits, 1);
+                        sheaf_pin_count(map->meter, hit_bytes, len);
                         continue;
                 }
                 part->items[part->n] = sheaf_fetch_item(entry, i);

@@ -8,8 +8,6 @@
  * Threads: any; no lock of its own. */
 #include "client/fetch.h"
 
-#include "client/view.h"
-
 static uint32_t daemon_deadline_ms(int64_t deadline_ns)
 {
         int64_t left_ms = (deadline_ns - sheaf_now_ns()) / SHEAF_NS_PER_MS;
@@ -41,8 +39,7 @@ static int ask(struct sheaf_dataset *dataset, const uint64_t *items, size_t n,
         env.body_case = SHEAF__ENVELOPE__BODY_FETCH;
         env.fetch = &body;
         rc = sheaf_session_call(dataset->session, &call, ret_reply);
-        sheaf_view_count_miss(
-                dataset, n, (uint64_t)(sheaf_now_ns() - began_ns));
+        sheaf_map_count_miss(dataset, n, (uint64_t)(sheaf_now_ns() - began_ns));
         if (rc)
                 return rc;
         if (ret_reply->env->body_case == SHEAF__ENVELOPE__BODY_FETCHED)

@@ -8,7 +8,7 @@
  *  3 counts survive: a superseded meter is added to the dataset's past
  *
  * Threads: the service thread under the session's lock; counting: any. */
-#include "client/view.h"
+#include "client/session.h"
 
 #include <sys/stat.h>
 
@@ -148,7 +148,7 @@ void sheaf_map_free_all(struct sheaf_dataset *dataset)
         }
 }
 
-void sheaf_view_count_miss(
+void sheaf_map_count_miss(
         struct sheaf_dataset *dataset, uint64_t chunks, uint64_t wait_ns)
 {
         struct sheaf_map *map =
@@ -156,8 +156,8 @@ void sheaf_view_count_miss(
 
         if (!map)
                 return;
-        SHEAF_COUNT(map->meter, misses, chunks);
-        SHEAF_COUNT(map->meter, wait_ns, wait_ns);
+        sheaf_pin_count(map->meter, misses, chunks);
+        sheaf_pin_count(map->meter, wait_ns, wait_ns);
 }
 
 void sheaf_dataset_count_op(
@@ -183,9 +183,11 @@ void sheaf_stats(
         map = atomic_load_explicit(&dataset->map, memory_order_relaxed);
         if (map) {
                 add_meter(map->meter, &sum);
-                sum.pinned_bytes = atomic_load_explicit(
-                        &map->attach->pinned_bytes, memory_order_relaxed);
-                sum.grant_bytes = map->attach->grant_bytes;
+                sum.pinned_bytes =
+                        atomic_load_explicit(&map->attach->pinner.charged_bytes,
+                                memory_order_relaxed);
+                sum.grant_bytes = atomic_load_explicit(
+                        &map->attach->pinner.grant_bytes, memory_order_relaxed);
         }
         sum.reconnects = session->reconnects;
         pthread_mutex_unlock(&session->lock);

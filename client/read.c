@@ -10,7 +10,6 @@
 #include "client/read.h"
 
 #include "client/fetch.h"
-#include "client/view.h"
 
 int sheaf_map_wait(struct sheaf_dataset *dataset, unsigned int flags,
         int64_t deadline_ns, struct sheaf_map **ret_map)
@@ -81,24 +80,20 @@ static void copy_resident(struct window *w, struct sheaf_map *map, bool count)
         for (size_t i = 0; i < w->left; i++) {
                 uint64_t chunk = w->chunk[i], skip, len;
                 uint8_t *dst = place(w, chunk, &skip, &len);
-                const uint8_t *bytes;
-                _Atomic uint64_t *slot;
-                int rc = sheaf_attach_pin(map->attach,
-                        &map->words[w->file->first_chunk + chunk],
-                        sheaf_chunk_len(w->file->size_bytes, chunk), &bytes,
-                        &slot);
+                struct sheaf_pin pin;
+                int rc = sheaf_map_pin(map, w->file->first_chunk + chunk,
+                        sheaf_chunk_len(w->file->size_bytes, chunk),
+                        SHEAF_PIN_TRANSIENT, &pin);
 
-                if (rc == -EAGAIN)
-                        SHEAF_COUNT(map->meter, rechecks, 1);
-                if (rc != 1) {
+                if (rc) {
                         w->chunk[left++] = chunk;
                         continue;
                 }
-                memcpy(dst, bytes + skip, len);
-                sheaf_attach_unpin(map->attach, slot);
+                memcpy(dst, pin.bytes + skip, len);
+                sheaf_unpin(&map->attach->pinner, &pin);
                 if (count) {
-                        SHEAF_COUNT(map->meter, hits, 1);
-                        SHEAF_COUNT(map->meter, hit_bytes, len);
+                        sheaf_pin_count(map->meter, hits, 1);
+                        sheaf_pin_count(map->meter, hit_bytes, len);
                 }
         }
         w->left = left;

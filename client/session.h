@@ -192,5 +192,23 @@ SHEAF_MUST_CHECK int sheaf_map_install(struct sheaf_dataset *dataset,
 /* The current map is not to be used any more. */
 void sheaf_map_supersede(struct sheaf_dataset *dataset);
 void sheaf_map_free_all(struct sheaf_dataset *dataset);
+/* Any thread, no lock. */
+void sheaf_map_count_miss(
+        struct sheaf_dataset *dataset, uint64_t chunks, uint64_t wait_ns);
+
+/* Pins chunk @chunk of the table. As sheaf_pin_try, and counts a lost pin;
+ * hits are counted by the caller, who knows how much of it is read. */
+static inline int sheaf_map_pin(struct sheaf_map *map, uint64_t chunk,
+        uint32_t len_bytes, enum sheaf_pin_kind kind, struct sheaf_pin *ret_pin)
+{
+        const _Atomic uint64_t *entry = &map->words[chunk];
+        bool there = atomic_load_explicit(entry, memory_order_relaxed);
+        int rc = sheaf_pin_try(
+                &map->attach->pinner, NULL, entry, len_bytes, kind, ret_pin);
+
+        if (SHEAF_UNLIKELY(rc == -EAGAIN && there))
+                sheaf_pin_count(map->meter, rechecks, 1);
+        return rc;
+}
 
 #endif

@@ -10,7 +10,6 @@
  *  4 on failure nothing stays pinned, charged or allocated
  *
  * Threads: any. */
-#include "client/view.h"
 
 #include "client/fetch.h"
 #include "client/read.h"
@@ -26,6 +25,12 @@ struct span {
         uint64_t first, n;    /* chunks of the range */
         uint32_t entry;
 };
+
+static enum sheaf_pin_kind kind_of(unsigned int flags)
+{
+        return flags & SHEAF_VIEW_TRANSIENT ? SHEAF_PIN_TRANSIENT
+                                            : SHEAF_PIN_HELD;
+}
 
 static struct sheaf_map *current_map(struct sheaf_dataset *dataset)
 {
@@ -140,38 +145,35 @@ void sheaf_view_release(struct sheaf_view *view)
 }
 
 /* Pins what is not pinned yet. Returns how many chunks are missing, the first
- * of them in @missing, or -EDQUOT when no slot is free. */
+ * of them in @missing; -EDQUOT: over the grant; -EMFILE: no slot is free. */
 static int64_t pin_missing(struct sheaf_map *map, const struct span *span,
-        struct sheaf_view *view, uint64_t missing[SHEAF_FETCH_WINDOW])
+        enum sheaf_pin_kind kind, struct sheaf_view *view,
+        uint64_t missing[SHEAF_FETCH_WINDOW])
 {
         struct iovec *pieces = pieces_of(view);
         int64_t count = 0;
 
         for (uint64_t i = 0; i < span->n; i++) {
                 uint64_t chunk = span->first + i, skip, len;
-                const uint8_t *bytes;
-                _Atomic uint64_t *slot;
+                struct sheaf_pin pin;
                 int rc;
 
                 if (view->pins_[i])
                         continue;
-                rc = sheaf_attach_pin(map->attach,
-                        &map->words[span->first_chunk + chunk],
-                        sheaf_chunk_len(span->size_bytes, chunk), &bytes,
-                        &slot);
-                if (rc == 1) {
+                rc = sheaf_map_pin(map, span->first_chunk + chunk,
+                        sheaf_chunk_len(span->size_bytes, chunk), kind, &pin);
+                if (!rc) {
                         span_piece(span, i, &skip, &len);
-                        view->pins_[i] = (void *)slot;
+                        view->charged_bytes_ += pin.charged_bytes;
+                        view->pins_[i] = (void *)pin.slot;
                         pieces[i] = (struct iovec){
-                                .iov_base = (void *)(bytes + skip),
+                                .iov_base = (void *)(pin.bytes + skip),
                                 .iov_len = len,
                         };
                         continue;
                 }
-                if (rc == -EDQUOT)
+                if (rc != -EAGAIN)
                         return rc;
-                if (rc == -EAGAIN)
-                        SHEAF_COUNT(map->meter, rechecks, 1);
                 if (count < SHEAF_FETCH_WINDOW)
                         missing[count] = sheaf_fetch_item(span->entry, chunk);
                 count++;
@@ -220,32 +222,30 @@ static int view_copy(const struct span *span, struct sheaf_view *view,
         view->dataset_ = span->dataset;
         view->copied = true;
         if (map) {
-                SHEAF_COUNT(map->meter, copies, span->n);
-                SHEAF_COUNT(map->meter, copy_bytes, span->len_bytes);
+                sheaf_pin_count(map->meter, copies, span->n);
+                sheaf_pin_count(map->meter, copy_bytes, span->len_bytes);
         }
         return 0;
 }
 
 static void count_hits(struct sheaf_map *map, uint64_t chunks, uint64_t bytes)
 {
-        SHEAF_COUNT(map->meter, hits, chunks);
-        SHEAF_COUNT(map->meter, hit_bytes, bytes);
+        sheaf_pin_count(map->meter, hits, chunks);
+        sheaf_pin_count(map->meter, hit_bytes, bytes);
 }
 
-/* Attaches the view to the current arena and reserves its bytes. */
-static int view_charge(struct sheaf_map *map, const struct span *span,
+/* Binds the view to the current arena. -EDQUOT: it can never be granted. */
+static int view_bind(struct sheaf_map *map, const struct span *span,
         unsigned int flags, struct sheaf_view *view)
 {
-        uint64_t bytes = span_chunk_bytes(span);
+        uint64_t grant = atomic_load_explicit(
+                &map->attach->pinner.grant_bytes, memory_order_relaxed);
 
         if (view->owner_ == map->attach)
                 return 0;
         drop_pins(view);
-        if (!(flags & SHEAF_VIEW_TRANSIENT)) {
-                if (!sheaf_attach_charge(map->attach, bytes))
-                        return -EDQUOT;
-                view->charged_bytes_ = bytes;
-        }
+        if (!(flags & SHEAF_VIEW_TRANSIENT) && span_chunk_bytes(span) > grant)
+                return -EDQUOT;
         view->owner_ = map->attach;
         return 0;
 }
@@ -258,6 +258,7 @@ static int view_pin(const struct span *span, struct sheaf_view *view,
         uint64_t missing[SHEAF_FETCH_WINDOW];
         int64_t last = INT64_MAX;
         bool counted = flags & SHEAF_VIEW_FETCHED;
+        enum sheaf_pin_kind kind = kind_of(flags);
 
         for (int tries = 0; tries < SHEAF_VIEW_TRIES;) {
                 struct sheaf_map *map = NULL;
@@ -266,12 +267,12 @@ static int view_pin(const struct span *span, struct sheaf_view *view,
                         sheaf_map_wait(span->dataset, flags, deadline_ns, &map);
 
                 if (!rc)
-                        rc = view_charge(map, span, flags, view);
+                        rc = view_bind(map, span, flags, view);
                 if (rc)
                         return rc;
-                count = pin_missing(map, span, view, missing);
+                count = pin_missing(map, span, kind, view, missing);
                 if (count < 0)
-                        return (int)count;
+                        return -EDQUOT;
                 if (!counted && (!count || (flags & SHEAF_VIEW_WAIT))) {
                         uint64_t n = span->n - (uint64_t)count;
 
@@ -345,9 +346,7 @@ int sheaf_dataset_view_entry(struct sheaf_dataset *dataset, uint32_t entry,
 {
         const struct sheaf_listing_entry *e;
         struct sheaf_map *map = current_map(dataset);
-        const uint8_t *bytes;
-        _Atomic uint64_t *slot;
-        uint64_t charge;
+        struct sheaf_pin pin;
         int rc = check_range(dataset, entry, offset_bytes, &len_bytes);
 
         if (SHEAF_UNLIKELY(rc))
@@ -357,21 +356,17 @@ int sheaf_dataset_view_entry(struct sheaf_dataset *dataset, uint32_t entry,
                 return 0;
         }
         e = &dataset->listing.entries[entry];
-        if (SHEAF_UNLIKELY(!map || e->size_bytes > SHEAF_CHUNK_BYTES_MAX))
-                goto slow;
-        charge = flags & SHEAF_VIEW_TRANSIENT ? 0 : e->size_bytes;
-        if (SHEAF_UNLIKELY(charge && !sheaf_attach_charge(map->attach, charge)))
-                goto slow;
         if (SHEAF_UNLIKELY(
-                    sheaf_attach_pin(map->attach, &map->words[e->first_chunk],
-                            (uint32_t)e->size_bytes, &bytes, &slot) != 1)) {
-                if (charge)
-                        sheaf_attach_uncharge(map->attach, charge);
-                goto slow;
-        }
-        ret_view->inline_pieces_[0].iov_base = (void *)(bytes + offset_bytes);
-        ret_view->inline_pieces_[0].iov_len = len_bytes;
-        ret_view->inline_pins_[0] = (void *)slot;
+                    !map || e->size_bytes > SHEAF_CHUNK_BYTES_MAX ||
+                    sheaf_map_pin(map, e->first_chunk, (uint32_t)e->size_bytes,
+                            kind_of(flags), &pin)))
+                return view_slow(dataset, entry, offset_bytes, len_bytes, flags,
+                        ret_view);
+        ret_view->inline_pieces_[0] = (struct iovec){
+                .iov_base = (void *)(pin.bytes + offset_bytes),
+                .iov_len = len_bytes,
+        };
+        ret_view->inline_pins_[0] = (void *)pin.slot;
         ret_view->pieces = ret_view->inline_pieces_;
         ret_view->pins_ = ret_view->inline_pins_;
         ret_view->piece_count = 1;
@@ -379,15 +374,11 @@ int sheaf_dataset_view_entry(struct sheaf_dataset *dataset, uint32_t entry,
         ret_view->copied = false;
         ret_view->dataset_ = dataset;
         ret_view->owner_ = map->attach;
-        ret_view->charged_bytes_ = charge;
+        ret_view->charged_bytes_ = pin.charged_bytes;
         ret_view->heap_ = NULL;
         if (!(flags & SHEAF_VIEW_FETCHED))
                 count_hits(map, 1, len_bytes);
         return 0;
-
-slow:
-        return view_slow(
-                dataset, entry, offset_bytes, len_bytes, flags, ret_view);
 }
 
 static int bad_ordinal(struct sheaf_dataset *dataset, uint64_t ordinal)
