@@ -13,6 +13,7 @@ static struct mounted m;
 static void setup(void)
 {
         mounted_prepare(&m);
+        m.options.kind = SHEAF_TREE_SMALL;
 }
 
 TestSuite(read, .init = setup, .timeout = 120);
@@ -92,63 +93,57 @@ static int read_mapped(
         return 0;
 }
 
+/* By every way to read: exactly the size, then beyond, cold and warm. */
+static void check_file(const char *path, uint32_t seed, uint64_t size)
+{
+        size_t block = SHEAF_MAX(size, 1);
+        int fd;
+
+        cr_assert_eq(read_all(path, seed, size, block, 0), 0);
+        cr_assert_eq(read_all(path, seed, size, 65536, 0), 0);
+        cr_assert_eq(read_all(path, seed, size, size + 65536, 0), 0);
+        cr_assert_eq(read_direct(path, seed, size), 0);
+        if (size) {
+                cr_assert_eq(read_mapped(path, seed, size, MAP_SHARED), 0);
+                cr_assert_eq(read_mapped(path, seed, size, MAP_PRIVATE), 0);
+                return;
+        }
+        fd = open(path, O_RDONLY);
+        cr_assert_eq(mmap(NULL, 0, PROT_READ, MAP_SHARED, fd, 0), MAP_FAILED);
+        cr_assert_eq(errno, EINVAL);
+        close(fd);
+}
+
 Test(read, edge_sizes)
 {
         static const uint64_t sizes[] = { 0, 1, 4095, 4096, 4097,
                 (128 << 10) - 1, 128 << 10, (128 << 10) + 1, 256 << 10,
                 (1 << 20) - 1, 1 << 20, (1 << 20) + 1, 2 << 20, (4 << 20) - 1,
-                4 << 20, (4 << 20) + 1, 8 << 20 };
+                4 << 20, (4 << 20) + 1, 8 << 20, (8 << 20) + 1 };
         char name[32];
 
         for (uint32_t i = 0; i < SHEAF_ARRAY_LEN(sizes); i++) {
                 snprintf(name, sizeof(name), "%u", i);
                 stamp_file(at(m.origin, name), i, sizes[i]);
         }
-        mounted_start(&m);
-        for (uint32_t i = 0; i < SHEAF_ARRAY_LEN(sizes); i++) {
-                const char *path;
-                size_t block = SHEAF_MAX(sizes[i], 1);
-
-                snprintf(name, sizeof(name), "%u", i);
-                path = at(m.dir, name);
-                /* exactly the size, then beyond, cold and warm */
-                cr_assert_eq(read_all(path, i, sizes[i], block, 0), 0);
-                cr_assert_eq(read_all(path, i, sizes[i], 65536, 0), 0);
-                cr_assert_eq(
-                        read_all(path, i, sizes[i], sizes[i] + 65536, 0), 0);
-                cr_assert_eq(read_direct(path, i, sizes[i]), 0);
-                if (sizes[i]) {
-                        cr_assert_eq(
-                                read_mapped(path, i, sizes[i], MAP_SHARED), 0);
-                        cr_assert_eq(
-                                read_mapped(path, i, sizes[i], MAP_PRIVATE), 0);
-                } else {
-                        int fd = open(path, O_RDONLY);
-
-                        cr_assert_eq(
-                                mmap(NULL, 0, PROT_READ, MAP_SHARED, fd, 0),
-                                MAP_FAILED);
-                        cr_assert_eq(errno, EINVAL);
-                        close(fd);
+        for (int kind = SHEAF_TREE_SMALL; kind <= SHEAF_TREE_SHARD; kind++) {
+                m.options.kind = (enum sheaf_tree_kind)kind;
+                mounted_start(&m);
+                for (uint32_t i = 0; i < SHEAF_ARRAY_LEN(sizes); i++) {
+                        snprintf(name, sizeof(name), "%u", i);
+                        check_file(at(m.dir, name), i, sizes[i]);
                 }
+                mounted_stop(&m);
         }
-        mounted_stop(&m);
         mounted_remove(&m);
 }
 
-Test(read, mapping)
+static void check_mappings(const char *path, const char *want, uint64_t size)
 {
-        uint64_t size = (10 << 20) + 1;
-        const char *path;
         int fd, status;
         pid_t child;
-        char *map, *want = malloc(size);
+        char *map;
 
-        stamp_file(at(m.origin, "f"), 9, size);
-        stamp_fill(want, 9, 0, size);
-        cr_assert(sh("cp /bin/true %s/prog", m.origin));
-        mounted_start(&m);
-        path = at(m.dir, "f");
         for (int pass = 0; pass < 2; pass++) {
                 cr_assert_eq(read_mapped(path, 9, size, MAP_SHARED), 0);
                 cr_assert_eq(read_mapped(path, 9, size, MAP_PRIVATE), 0);
@@ -158,7 +153,7 @@ Test(read, mapping)
                 mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0),
                 MAP_FAILED);
         cr_assert_eq(errno, EACCES);
-        /* dropped from the page cache while mapped, read in parent and
+        /* dropped from the page cache while mapped, then read in parent and
          * child */
         map = mmap(NULL, size, PROT_READ, MAP_SHARED, fd, 0);
         cr_assert_neq(map, MAP_FAILED);
@@ -171,8 +166,24 @@ Test(read, mapping)
         cr_assert_eq(status, 0);
         munmap(map, size);
         close(fd);
-        cr_assert(sh("%s/prog", m.dir));
-        mounted_stop(&m);
+}
+
+Test(read, mapping)
+{
+        uint64_t size = (10 << 20) + 1;
+        char *want = malloc(size);
+
+        cr_assert(want);
+        stamp_file(at(m.origin, "f"), 9, size);
+        stamp_fill(want, 9, 0, size);
+        cr_assert(sh("cp /bin/true %s/prog", m.origin));
+        for (int kind = SHEAF_TREE_SMALL; kind <= SHEAF_TREE_SHARD; kind++) {
+                m.options.kind = (enum sheaf_tree_kind)kind;
+                mounted_start(&m);
+                check_mappings(at(m.dir, "f"), want, size);
+                cr_assert(sh("%s/prog", m.dir));
+                mounted_stop(&m);
+        }
         mounted_remove(&m);
         free(want);
 }
@@ -276,7 +287,7 @@ Test(read, errors_reach_the_reader)
 {
         static const int codes[][2] = { { -EIO, EIO }, { -ESTALE, ESTALE },
                 { -ETIMEDOUT, EIO }, { -ENOENT, EIO } };
-        char *buf;
+        char *buf = NULL;
 
         cr_assert(!posix_memalign((void **)&buf, 4096, 4096));
         stamp_file(at(m.origin, "f"), 1, 100000);
