@@ -3,7 +3,7 @@
  * reclaim.c, seg.c, stock.c and pins.c include it. Loop thread only.
  *
  *   segment states     FREE -> OPEN -> STOCK | RING -> (emptied) READY, OPEN
- *                      PARKED: has gaps, but none that was wide enough
+ *                      PARKED: removals left it mostly empty; has gaps
  *                      LINGER: its space is gone, its pins are not
  *                      GONE: its extent was dropped */
 #ifndef SHEAF_DAEMON_STORE_ARENA_IMPL_H
@@ -312,11 +312,12 @@ void sheaf_block_release(struct sheaf_arena *arena, sheaf_block block);
 
 /* ---- reclaim.c ---- */
 
-/* Empties segments @segs[0..n) with one scan: what nobody holds is released.
- * A segment of which more than 75 % is held is left as it was and marked in
- * @ret_full (may be NULL: empties it in any case). Gaps are found anew. */
+/* Empties segments @segs[0..n) with one scan: what nobody holds is released
+ * and gaps are found. With @ret_full, a segment of which more than 75 % is
+ * held, or which would have no gap of @room bytes, is left as it was and
+ * marked there. -ENOMEM: nothing was emptied. */
 int sheaf_reclaim_segs(struct sheaf_arena *arena, const uint32_t *segs,
-        uint32_t n, bool *ret_full);
+        uint32_t n, uint32_t room, bool *ret_full);
 /* Releases those of @blocks[0..n), named by no table, that nobody holds; the
  * others become orphans. */
 void sheaf_reclaim_blocks(
@@ -347,8 +348,11 @@ void sheaf_seglist_push(
 void sheaf_seg_unlink(struct sheaf_arena *arena, uint32_t seg);
 /* One gap over the whole segment, no blocks. */
 int sheaf_seg_reset(struct sheaf_arena *arena, uint32_t seg);
-/* Finds the gaps around the live blocks; drops dead ones from its list. */
+/* Finds the gaps around the blocks that are neither dead nor killed. */
 int sheaf_seg_find_gaps(struct sheaf_arena *arena, uint32_t seg);
+bool sheaf_seg_has_gap(const struct sheaf_segment *segment, uint32_t room);
+/* Drops the dead blocks of its list. */
+void sheaf_seg_sweep(struct sheaf_arena *arena, uint32_t seg);
 /* After releases: frees an empty segment, parks a mostly empty one. */
 void sheaf_seg_settle(struct sheaf_arena *arena, uint32_t seg);
 void sheaf_seg_to_free(struct sheaf_arena *arena, uint32_t seg);

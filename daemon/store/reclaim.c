@@ -86,22 +86,27 @@ static void kill_seg(struct sheaf_arena *arena, uint32_t seg)
         }
 }
 
-/* Releases what was not seen, unless too much was; true if it was. */
-static bool sort_out_seg(struct sheaf_arena *arena, uint32_t seg, bool may_keep)
+static bool too_full(struct sheaf_arena *arena, uint32_t seg, uint32_t room)
 {
         struct sheaf_segment *segment = &arena->segs[seg];
         uint64_t held_bytes = segment->live_bytes;
         struct sheaf_block_slot *slot;
-        bool full;
 
         for (uint32_t b = segment->block_first; b; b = slot->seg_next) {
                 slot = sheaf_block_at(arena, b);
                 if (slot->state == SHEAF_BLOCK_KILLED)
                         held_bytes -= sheaf_block_room(slot->len_bytes);
         }
-        full = may_keep && held_bytes * 100 > arena->pool->shape.segment_bytes *
-                                                      PINNED_PERCENT_MAX;
-        for (uint32_t b = segment->block_first; b; b = slot->seg_next) {
+        return held_bytes * 100 >
+                       arena->pool->shape.segment_bytes * PINNED_PERCENT_MAX ||
+               !sheaf_seg_has_gap(segment, room);
+}
+
+static void sort_out_seg(struct sheaf_arena *arena, uint32_t seg, bool full)
+{
+        struct sheaf_block_slot *slot;
+
+        for (uint32_t b = arena->segs[seg].block_first; b; b = slot->seg_next) {
                 slot = sheaf_block_at(arena, b);
                 if (!is_killed(slot))
                         continue;
@@ -112,11 +117,13 @@ static bool sort_out_seg(struct sheaf_arena *arena, uint32_t seg, bool may_keep)
                 else
                         sheaf_block_release(arena, b);
         }
-        return full;
+        if (full)
+                arena->segs[seg].gap_count = 0;
+        sheaf_seg_sweep(arena, seg);
 }
 
 int sheaf_reclaim_segs(struct sheaf_arena *arena, const uint32_t *segs,
-        uint32_t n, bool *ret_full)
+        uint32_t n, uint32_t room, bool *ret_full)
 {
         uint64_t blocks = 0;
         int rc;
@@ -131,15 +138,14 @@ int sheaf_reclaim_segs(struct sheaf_arena *arena, const uint32_t *segs,
         if (arena->killed.count)
                 arena->stats.pinned_bytes_last_scan = sheaf_pins_scan(arena);
         for (uint32_t i = 0; i < n; i++) {
-                bool full = sort_out_seg(arena, segs[i], ret_full != NULL);
-                int found = sheaf_seg_find_gaps(arena, segs[i]);
+                /* Without memory for its gaps a segment stays as it was. */
+                bool full = sheaf_seg_find_gaps(arena, segs[i]) < 0;
 
-                if (found < 0)
-                        rc = found;
                 if (ret_full)
-                        ret_full[i] = full;
+                        ret_full[i] = full || too_full(arena, segs[i], room);
+                sort_out_seg(arena, segs[i], ret_full ? ret_full[i] : full);
         }
-        return rc;
+        return 0;
 }
 
 static void orphan_add(struct sheaf_arena *arena, sheaf_block block)
@@ -198,7 +204,7 @@ void sheaf_reclaim_retry(struct sheaf_arena *arena)
         while (seg != SHEAF_NONE) {
                 uint32_t next = arena->segs[seg].next;
 
-                if (sheaf_reclaim_segs(arena, &seg, 1, NULL) == 0)
+                if (sheaf_reclaim_segs(arena, &seg, 1, 0, NULL) == 0)
                         sheaf_seg_settle(arena, seg);
                 seg = next;
         }

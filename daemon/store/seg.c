@@ -121,8 +121,7 @@ static int gaps_reserve(struct sheaf_segment *segment, uint32_t count)
         return 0;
 }
 
-/* Drops the dead blocks of a segment's list. */
-static void sweep(struct sheaf_arena *arena, uint32_t seg)
+void sheaf_seg_sweep(struct sheaf_arena *arena, uint32_t seg)
 {
         struct sheaf_segment *segment = &arena->segs[seg];
         uint32_t *at = &segment->block_first;
@@ -149,7 +148,7 @@ int sheaf_seg_reset(struct sheaf_arena *arena, uint32_t seg)
         assert(segment->live == 0);
         if (rc < 0)
                 return rc;
-        sweep(arena, seg);
+        sheaf_seg_sweep(arena, seg);
         segment->gap_count = 1;
         segment->gaps[0] = (struct sheaf_gap){
                 0,
@@ -172,19 +171,18 @@ int sheaf_seg_find_gaps(struct sheaf_arena *arena, uint32_t seg)
         uint32_t size = (uint32_t)arena->pool->shape.segment_bytes;
         uint32_t n = 0, end = 0, gaps = 0;
         struct sheaf_block_slot *slot;
-        sheaf_autofree struct sheaf_gap *taken = NULL;
-        int rc;
+        sheaf_autofree struct sheaf_gap *taken =
+                sheaf_new(struct sheaf_gap, segment->live + 1);
+        int rc = gaps_reserve(segment, segment->live + 1);
 
-        sweep(arena, seg);
-        if (!segment->live)
-                return sheaf_seg_reset(arena, seg);
         segment->gap_count = 0;
-        taken = sheaf_new(struct sheaf_gap, segment->live);
-        rc = gaps_reserve(segment, segment->live + 1);
         if (!taken || rc < 0)
                 return -ENOMEM;
         for (uint32_t b = segment->block_first; b; b = slot->seg_next) {
                 slot = sheaf_block_at(arena, b);
+                if (slot->state == SHEAF_BLOCK_DEAD ||
+                        slot->state == SHEAF_BLOCK_KILLED)
+                        continue;
                 taken[n++] = (struct sheaf_gap){
                         (uint32_t)(sheaf_block_begin(slot) % size),
                         sheaf_block_room(slot->len_bytes),
@@ -202,6 +200,14 @@ int sheaf_seg_find_gaps(struct sheaf_arena *arena, uint32_t seg)
         }
         segment->gap_count = gaps;
         return 0;
+}
+
+bool sheaf_seg_has_gap(const struct sheaf_segment *segment, uint32_t room)
+{
+        for (uint32_t i = 0; i < segment->gap_count; i++)
+                if (segment->gaps[i].len_bytes >= room)
+                        return true;
+        return false;
 }
 
 void sheaf_seg_gap_add(struct sheaf_arena *arena, uint32_t seg,
@@ -257,7 +263,7 @@ void sheaf_seg_to_free(struct sheaf_arena *arena, uint32_t seg)
 
         assert(segment->live == 0);
         sheaf_seg_disown(arena, seg);
-        sweep(arena, seg);
+        sheaf_seg_sweep(arena, seg);
         free(segment->gaps);
         segment->gaps = NULL;
         segment->gap_count = segment->gap_cap = 0;
@@ -280,7 +286,7 @@ void sheaf_seg_settle(struct sheaf_arena *arena, uint32_t seg)
                 return;
         }
         if (segment->dead > 64 && segment->dead > segment->live)
-                sweep(arena, seg);
+                sheaf_seg_sweep(arena, seg);
         /* Table and dataset removals leave holes that the ring would never
          * see in a stock segment. */
         if ((segment->state == SHEAF_SEG_STOCK ||

@@ -3,8 +3,8 @@
  *
  *  1 stock is filled once and kept; all else flows through the ring, oldest
  *    out first; nothing is copied or compacted
- *  2 a segment that was emptied but for pins and has no gap for what is asked
- *    is parked for smaller blocks, not returned to stock
+ *  2 a segment whose pins would leave no gap for what is asked is not emptied
+ *    at all: it goes on serving hits, and smaller blocks may empty it
  *  3 one placement empties a bounded number of segments, then gives up: the
  *    loop never waits for clients
  *
@@ -17,7 +17,7 @@
 
 #define RING_LEAST         3
 #define BATCH_MAX          8
-#define TRIES_MAX          16
+#define TRIES_MAX          6 /* of each kind, in one placement */
 #define BATCH_BYTES        (64 * SHEAF_MIB)
 #define RING_SHARE_INVERSE 200 /* 0.5 % of the dataset */
 
@@ -159,14 +159,6 @@ static int fit(struct sheaf_arena *arena, uint32_t seg, uint32_t len_bytes,
         return 0;
 }
 
-static bool has_gap(const struct sheaf_segment *segment, uint32_t room)
-{
-        for (uint32_t i = 0; i < segment->gap_count; i++)
-                if (segment->gaps[i].len_bytes >= room)
-                        return true;
-        return false;
-}
-
 static int stock_push(struct sheaf_space *space, uint32_t seg)
 {
         if (space->stock_count == space->stock_cap) {
@@ -255,38 +247,35 @@ static uint32_t take_listed(struct sheaf_space *space,
         struct sheaf_arena *arena = space->arena;
 
         for (uint32_t s = list->head; s != SHEAF_NONE; s = arena->segs[s].next)
-                if (has_gap(&arena->segs[s], room)) {
+                if (sheaf_seg_has_gap(&arena->segs[s], room)) {
                         sheaf_seg_unlink(arena, s);
                         return s;
                 }
         return SHEAF_NONE;
 }
 
-/* Empties unlinked segments for @space, whosever they were. The first with a
- * gap of @room is returned, others become ready, parked, or the ring's tail
- * of their old space when they are mostly pinned. */
+/* Empties unlinked segments for @space, whosever they were. The first is
+ * returned, others become ready; those mostly pinned, or without a gap of
+ * @room between pins, go to the ring's tail of their old space untouched. */
 static uint32_t empty(struct sheaf_space *space, const uint32_t *segs,
         uint32_t n, uint32_t room)
 {
         struct sheaf_arena *arena = space->arena;
         uint32_t found = SHEAF_NONE;
         bool full[BATCH_MAX];
-        int rc = sheaf_reclaim_segs(arena, segs, n, full);
+        int rc = sheaf_reclaim_segs(arena, segs, n, room, full);
 
         for (uint32_t i = 0; i < n; i++) {
-                struct sheaf_segment *segment = &arena->segs[segs[i]];
-                struct sheaf_space *old = segment->space;
+                struct sheaf_space *old = arena->segs[segs[i]].space;
 
                 if (rc < 0 || full[i]) {
-                        segment->gap_count = 0;
+                        arena->segs[segs[i]].gap_count = 0;
                         own(old, segs[i], SHEAF_SEG_RING, &old->ring);
-                } else if (found == SHEAF_NONE && has_gap(segment, room)) {
+                } else if (found == SHEAF_NONE) {
                         found = segs[i];
                         own(space, found, SHEAF_SEG_MOVING, NULL);
-                } else if (has_gap(segment, room)) {
-                        own(space, segs[i], SHEAF_SEG_READY, &space->ready);
                 } else {
-                        own(space, segs[i], SHEAF_SEG_PARKED, &space->parked);
+                        own(space, segs[i], SHEAF_SEG_READY, &space->ready);
                 }
         }
         return found;
@@ -349,17 +338,18 @@ static struct sheaf_space *victim_of(const struct sheaf_space *space)
                 if (s->live && (!most || s->segs > most->segs))
                         most = s;
         }
-        if (idle && (space->live || (starved && idle->segs > space->segs)))
+        if (idle && (space->live || (starved && idle->segs > space->segs + 1)))
                 return idle;
-        if (most && most->segs > fair &&
-                ((space->live && space->segs < fair) || starved))
+        if (most && space->live && space->segs < fair && most->segs > fair)
+                return most;
+        if (most && starved && most->segs > space->segs + 1)
                 return most;
         return NULL;
 }
 
 static uint32_t take_others(struct sheaf_space *space, uint32_t room)
 {
-        uint32_t tries = TRIES_MAX / 4;
+        uint32_t tries = TRIES_MAX;
 
         while (tries--) {
                 struct sheaf_space *victim = victim_of(space);
@@ -395,45 +385,36 @@ static uint32_t take_batch(struct sheaf_space *space,
 
 static uint32_t take_own(struct sheaf_space *space, uint32_t room)
 {
-        uint32_t seg, need = ring_need(space), tries = TRIES_MAX;
+        uint32_t need = ring_need(space), batch, keep, tries, seg;
 
+        /* What was emptied ahead counts as ring: a batch may go below. */
+        batch = (uint32_t)batch_max(space->arena);
+        keep = need + 1 > batch ? need + 1 - batch : 0;
         seg = take_listed(space, &space->ready, room);
-        if (seg != SHEAF_NONE)
-                return seg;
-        for (uint32_t i = SHEAF_MIN(space->ring.count, tries);
-                i && space->ring.count > need; i--, tries--) {
-                /* Emptied ones count as ring, so a batch may go below. */
-                uint32_t keep =
-                        need + 1 > batch_max(space->arena)
-                                ? need + 1 - (uint32_t)batch_max(space->arena)
-                                : 0;
-
+        tries = SHEAF_MIN(space->ring.count, (uint32_t)TRIES_MAX);
+        for (; seg == SHEAF_NONE && tries && space->ring.count > need; tries--)
                 seg = take_batch(space, &space->ring, keep, room);
-                if (seg != SHEAF_NONE)
-                        return seg;
-        }
-        for (uint32_t i = SHEAF_MIN(space->parked.count, 2U); i; i--) {
+        tries = SHEAF_MIN(space->parked.count, (uint32_t)TRIES_MAX);
+        for (; seg == SHEAF_NONE && tries; tries--) {
                 uint32_t parked = oldest(space, &space->parked);
 
                 seg = empty(space, &parked, 1, room);
-                if (seg != SHEAF_NONE)
-                        return seg;
         }
-        for (; tries && space->stock_count; tries--) {
-                uint32_t stock = random_stock(space);
+        for (tries = TRIES_MAX; seg == SHEAF_NONE && tries; tries--) {
+                uint32_t stock;
 
+                if (!space->stock_count)
+                        break;
+                stock = random_stock(space);
                 seg = empty(space, &stock, 1, room);
-                if (seg != SHEAF_NONE)
-                        return seg;
         }
-        for (uint32_t i = SHEAF_MIN(space->ring.count, tries + 2); i; i--) {
+        tries = SHEAF_MIN(space->ring.count, (uint32_t)TRIES_MAX);
+        for (; seg == SHEAF_NONE && tries; tries--) {
                 uint32_t ring = oldest(space, &space->ring);
 
                 seg = empty(space, &ring, 1, room);
-                if (seg != SHEAF_NONE)
-                        return seg;
         }
-        return SHEAF_NONE;
+        return seg;
 }
 
 static uint32_t next(struct sheaf_space *space, uint32_t room)
