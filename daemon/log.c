@@ -71,8 +71,8 @@ static void emit(enum sheaf_log_level level, const char *event, int rc,
                 return; /* nobody to tell */
 }
 
-int sheaf_log(enum sheaf_log_level level, const char *event,
-        const char *format, ...)
+int sheaf_log(
+        enum sheaf_log_level level, const char *event, const char *format, ...)
 {
         int saved = errno;
         va_list args;

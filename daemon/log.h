@@ -17,8 +17,8 @@ enum sheaf_log_level {
 void sheaf_log_set_level(enum sheaf_log_level level);
 
 /* Writes one line; returns 0. Keeps errno. */
-int sheaf_log(enum sheaf_log_level level, const char *event,
-        const char *format, ...) SHEAF_PRINTF(3, 4);
+int sheaf_log(enum sheaf_log_level level, const char *event, const char *format,
+        ...) SHEAF_PRINTF(3, 4);
 
 /* The same with error="text of @rc" at the end; returns @rc, so that a
  * failure is logged where it is decided: return sheaf_log_rc(rc, ...). */

@@ -51,8 +51,8 @@ const char *sheaf_lock_network_fs(uint64_t magic)
 
 static void boot_id(char *ret_text, size_t cap_bytes)
 {
-        sheaf_autofd int fd = open("/proc/sys/kernel/random/boot_id",
-                O_RDONLY | O_CLOEXEC);
+        sheaf_autofd int fd =
+                open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
         ssize_t n = fd < 0 ? -1 : read(fd, ret_text, cap_bytes - 1);
 
         ret_text[n > 0 ? n : 0] = '\0';
@@ -62,8 +62,8 @@ static void boot_id(char *ret_text, size_t cap_bytes)
 static int refuse_busy(int dir_fd, const char *dir)
 {
         char text[512] = "";
-        sheaf_autofd int fd = openat(dir_fd, "lock",
-                O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+        sheaf_autofd int fd = openat(
+                dir_fd, "lock", O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
         ssize_t n = fd < 0 ? 0 : read(fd, text, sizeof(text) - 1);
 
         text[n > 0 ? n : 0] = '\0';
@@ -81,11 +81,14 @@ static int flock_errno(const char *dir)
 {
         if (errno == EWOULDBLOCK)
                 return -EBUSY;
-        return sheaf_log_rc(errno == ENOLCK || errno == ENOSYS ||
-                                errno == EOPNOTSUPP ? -ENOLCK : -errno,
+        return sheaf_log_rc(
+                errno == ENOLCK || errno == ENOSYS || errno == EOPNOTSUPP
+                        ? -ENOLCK
+                        : -errno,
                 SHEAF_LOG_ERROR, "cache_lock_failed",
                 "dir=\"%s\" remedy=\"use a cache directory on a local file "
-                "system\"", dir);
+                "system\"",
+                dir);
 }
 
 /* Locks the file "lock"; again when it was replaced in between. */
@@ -112,8 +115,8 @@ static int lock_file(int dir_fd, const char *dir, int *ret_fd)
         return -EBUSY;
 }
 
-int sheaf_lock_take(const char *dir, const char *hint,
-        struct sheaf_lock *ret_lock)
+int sheaf_lock_take(
+        const char *dir, const char *hint, struct sheaf_lock *ret_lock)
 {
         sheaf_autofd int dir_fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
         sheaf_autofd int fd = -1;

@@ -13,15 +13,18 @@
 struct sheaf_lock {
         int dir_fd, file_fd; /* -1: not held */
 };
-#define SHEAF_LOCK_NONE { .dir_fd = -1, .file_fd = -1 }
+#define SHEAF_LOCK_NONE                                                        \
+        {                                                                      \
+                .dir_fd = -1, .file_fd = -1                                    \
+        }
 
 /* Name of the network file system with statfs @magic, or NULL. */
 const char *sheaf_lock_network_fs(uint64_t magic);
 
 /* Takes the lock of the existing directory @dir. 0; -EBUSY held (holder was
  * logged); -EMEDIUMTYPE network file system (logged); -ENOLCK; -errno. */
-SHEAF_MUST_CHECK int sheaf_lock_take(const char *dir, const char *hint,
-        struct sheaf_lock *ret_lock);
+SHEAF_MUST_CHECK int sheaf_lock_take(
+        const char *dir, const char *hint, struct sheaf_lock *ret_lock);
 void sheaf_lock_drop(struct sheaf_lock *lock);
 
 #endif

@@ -1,566 +1,266 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A dataset's share of an arena: stock and ring (docs/design/arena.md).
+/* Limits, and who gives way.
  *
- *  1 stock is filled once and kept; all else flows through the ring, oldest
- *    out first; nothing is copied or compacted
- *  2 a segment that was emptied but for pins and has no gap for what is asked
- *    is parked for smaller blocks, not returned to stock
- *  3 one placement empties a bounded number of segments, then gives up: the
- *    loop never waits for clients
- *
- * Where memory comes from, in this order: free segments, free budget, parked
- * gaps, idle spaces, spaces above their fair share, the own ring, parked
- * segments, own stock. Loop thread. */
-#include "daemon/store/arena_impl.h"
+ *  1 usage counts whole segments, allocated bytes of plain files (those
+ *    without a name too), catalog and arrays: what du counts
+ *  2 nothing is begun that would exceed bytes_max or the floor of free space
+ *  3 a live group loses nothing; idle ones give way, the longest idle first
+ *  4 a refusal is quiet: a counter, one line, a text with the remedy; it
+ *    ends by itself when there is room again */
+#include "daemon/store/private.h"
 
-#include <assert.h>
+#include <dirent.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
 
-#define RING_LEAST         3
-#define BATCH_MAX          8
-#define TRIES_MAX          16
-#define BATCH_BYTES        (64 * SHEAF_MIB)
-#define RING_SHARE_INVERSE 200 /* 0.5 % of the dataset */
+#define FREE_SEGMENTS_KEPT 4
 
-int sheaf_space_new(struct sheaf_arena *arena, const char *name,
-        struct sheaf_space **ret_space)
+static uint64_t blocks_of(const struct sheaf_store *store, const char *name)
 {
-        sheaf_autofree struct sheaf_space *space =
-                sheaf_new(struct sheaf_space, 1);
+        struct stat st;
 
-        if (!space)
-                return -ENOMEM;
-        space->name = strdup(name);
-        if (!space->name)
-                return -ENOMEM;
-        space->arena = arena;
-        for (int i = 0; i < SHEAF_SPACE_OPEN; i++)
-                space->open[i] = SHEAF_NONE;
-        sheaf_seglist_init(&space->ring);
-        sheaf_seglist_init(&space->ready);
-        sheaf_seglist_init(&space->parked);
-        space->next = arena->spaces;
-        arena->spaces = space;
-        *ret_space = sheaf_steal(&space);
-        return 0;
-}
-
-void sheaf_space_free(struct sheaf_space *space)
-{
-        struct sheaf_space **at;
-        struct sheaf_arena *arena;
-
-        if (!space)
-                return;
-        arena = space->arena;
-        for (uint32_t i = 0; i < arena->extent_end * arena->segs_per_extent;
-                i++) {
-                struct sheaf_segment *segment = &arena->segs[i];
-
-                if (segment->space != space)
-                        continue;
-                sheaf_seg_disown(arena, i);
-                segment->state = SHEAF_SEG_LINGER;
-                sheaf_seglist_push(arena, &arena->linger, i);
-        }
-        sheaf_reclaim_retry(arena);
-        for (at = &arena->spaces; *at != space; at = &(*at)->next)
-                ;
-        *at = space->next;
-        arena->spaces_live -= space->live;
-        free(space->stock);
-        free(space->name);
-        free(space);
-}
-
-void sheaf_space_set_live(struct sheaf_space *space, bool live, int64_t now_ns)
-{
-        if (space->live == live)
-                return;
-        space->live = live;
-        space->idle_since_ns = now_ns;
-        if (live)
-                space->arena->spaces_live++;
-        else
-                space->arena->spaces_live--;
-}
-
-/* ---- sizes ---- */
-
-static uint64_t batch_max(const struct sheaf_arena *arena)
-{
-        uint64_t n = BATCH_BYTES / arena->pool->shape.segment_bytes;
-
-        n = SHEAF_MIN(n, 1 + arena->segs_live / 256);
-        return SHEAF_MIN(n, (uint64_t)BATCH_MAX);
-}
-
-/* Segments that flow: 0.5 % of the dataset, estimated from its largest table
- * and the mean block, and room for a batch; at most an eighth of the space. */
-static uint32_t ring_need(const struct sheaf_space *space)
-{
-        const struct sheaf_arena *arena = space->arena;
-        uint64_t bytes = 0, n, most;
-
-        if (space->placed_blocks)
-                bytes = space->placed_bytes / space->placed_blocks *
-                        space->chunks_max;
-        n = bytes / RING_SHARE_INVERSE / arena->pool->shape.segment_bytes;
-        most = SHEAF_MAX(space->segs / 8,
-                SHEAF_MIN(space->segs / 4, (uint32_t)RING_LEAST));
-        n = SHEAF_MAX(n, (uint64_t)RING_LEAST) + batch_max(arena) - 1;
-        return (uint32_t)SHEAF_MAX(SHEAF_MIN(n, most), UINT64_C(1));
-}
-
-static uint32_t fair_share(const struct sheaf_arena *arena)
-{
-        return arena->segs_live / SHEAF_MAX(arena->spaces_live, 1U);
-}
-
-/* ---- filling ---- */
-
-static int big_tags(struct sheaf_arena *arena, struct sheaf_segment *segment)
-{
-        if (segment->big)
+        if (fstatat(store->dir_fd, name, &st, AT_SYMLINK_NOFOLLOW))
                 return 0;
-        segment->big = sheaf_new(struct sheaf_block_tag,
-                arena->pool->shape.segment_bytes >> SHEAF_BIG_SHIFT);
-        return segment->big ? 0 : -ENOMEM;
+        return (uint64_t)st.st_blocks * 512;
 }
 
-/* First fit. -ENOBUFS: no gap. */
-static int fit(struct sheaf_arena *arena, uint32_t seg, uint32_t len_bytes,
-        sheaf_block *ret_block)
+static uint64_t du_versions(const struct sheaf_store *store)
 {
-        struct sheaf_segment *segment = &arena->segs[seg];
-        uint32_t room = sheaf_block_room(len_bytes), i;
-        struct sheaf_gap *gap;
-        int rc;
+        uint64_t bytes = 0;
+        struct dirent *entry;
+        int fd = openat(
+                store->dir_fd, "versions", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+        DIR *dir = fd < 0 ? NULL : fdopendir(fd);
 
-        for (i = 0; i < segment->gap_count; i++)
-                if (segment->gaps[i].len_bytes >= room)
-                        break;
-        if (i == segment->gap_count)
-                return -ENOBUFS;
-        rc = len_bytes < SHEAF_BIG_BYTES ? 0 : big_tags(arena, segment);
-        if (rc < 0)
-                return rc;
-        gap = &segment->gaps[i];
-        rc = sheaf_block_new(arena, seg,
-                seg * arena->pool->shape.segment_bytes + gap->offset_bytes,
-                len_bytes, ret_block);
-        if (rc < 0)
-                return rc;
-        gap->offset_bytes += room;
-        gap->len_bytes -= room;
-        if (!gap->len_bytes) {
-                segment->gap_count--;
-                memmove(gap, gap + 1, (segment->gap_count - i) * sizeof(*gap));
+        if (!dir) {
+                sheaf_close_p(&fd);
+                return 0;
         }
-        return 0;
-}
+        while ((entry = readdir(dir))) {
+                static const char *const names[] = { "", "/listing", "/digests",
+                        "/places" };
+                char path[PATH_MAX];
 
-static bool has_gap(const struct sheaf_segment *segment, uint32_t room)
-{
-        for (uint32_t i = 0; i < segment->gap_count; i++)
-                if (segment->gaps[i].len_bytes >= room)
-                        return true;
-        return false;
-}
-
-static int stock_push(struct sheaf_space *space, uint32_t seg)
-{
-        if (space->stock_count == space->stock_cap) {
-                uint32_t cap = space->stock_cap ? 2 * space->stock_cap : 64;
-                uint32_t *p = realloc(space->stock, cap * sizeof(*p));
-
-                if (!p)
-                        return -ENOMEM;
-                space->stock = p;
-                space->stock_cap = cap;
-        }
-        space->arena->segs[seg].stock_at = space->stock_count;
-        space->stock[space->stock_count++] = seg;
-        return 0;
-}
-
-/* A full segment: stock while there is more free than the ring needs. */
-static void close_open(struct sheaf_space *space, uint32_t *open)
-{
-        struct sheaf_arena *arena = space->arena;
-        uint32_t seg = *open, ring = space->ring.count + space->ready.count;
-        struct sheaf_segment *segment = &arena->segs[seg];
-        uint64_t left = arena->free.count + sheaf_arena_segs_left(arena);
-        uint32_t need = ring_need(space);
-
-        if (seg == SHEAF_NONE)
-                return;
-        *open = SHEAF_NONE;
-        segment->gap_count = 0;
-        if (left + ring > need && left && stock_push(space, seg) == 0) {
-                segment->state = SHEAF_SEG_STOCK;
-        } else {
-                segment->state = SHEAF_SEG_RING;
-                sheaf_seglist_push(arena, &space->ring, seg);
-        }
-        sheaf_seg_settle(arena, seg);
-}
-
-/* ---- where the next segment comes from ---- */
-
-/* Gives an unlinked segment to the space, as one that has gaps. */
-static void own(struct sheaf_space *space, uint32_t seg,
-        enum sheaf_seg_state state, struct sheaf_seglist *list)
-{
-        struct sheaf_segment *segment = &space->arena->segs[seg];
-
-        if (segment->space != space) {
-                if (segment->space)
-                        segment->space->segs--;
-                segment->space = space;
-                space->segs++;
-        }
-        segment->state = (uint8_t)state;
-        if (list)
-                sheaf_seglist_push(space->arena, list, seg);
-}
-
-/* A free segment with its pages, or SHEAF_NONE. */
-static uint32_t take_free(struct sheaf_space *space)
-{
-        struct sheaf_arena *arena = space->arena;
-        uint64_t size = arena->pool->shape.segment_bytes;
-        struct sheaf_segment *segment;
-        uint32_t seg;
-
-        if (arena->free.head == SHEAF_NONE && sheaf_arena_grow(arena) < 0)
-                return SHEAF_NONE;
-        seg = arena->free.head;
-        segment = &arena->segs[seg];
-        if (!segment->populated &&
-                sheaf_extent_populate(
-                        &arena->extents[seg / arena->segs_per_extent],
-                        seg % arena->segs_per_extent * size, size) < 0)
-                return SHEAF_NONE;
-        segment->populated = true;
-        if (sheaf_seg_reset(arena, seg) < 0)
-                return SHEAF_NONE;
-        sheaf_seg_unlink(arena, seg);
-        own(space, seg, SHEAF_SEG_MOVING, NULL);
-        return seg;
-}
-
-static uint32_t take_listed(struct sheaf_space *space,
-        const struct sheaf_seglist *list, uint32_t room)
-{
-        struct sheaf_arena *arena = space->arena;
-
-        for (uint32_t s = list->head; s != SHEAF_NONE; s = arena->segs[s].next)
-                if (has_gap(&arena->segs[s], room)) {
-                        sheaf_seg_unlink(arena, s);
-                        return s;
-                }
-        return SHEAF_NONE;
-}
-
-/* Empties unlinked segments for @space, whosever they were. The first with a
- * gap of @room is returned, others become ready, parked, or the ring's tail
- * of their old space when they are mostly pinned. */
-static uint32_t empty(struct sheaf_space *space, const uint32_t *segs,
-        uint32_t n, uint32_t room)
-{
-        struct sheaf_arena *arena = space->arena;
-        uint32_t found = SHEAF_NONE;
-        bool full[BATCH_MAX];
-        int rc = sheaf_reclaim_segs(arena, segs, n, full);
-
-        for (uint32_t i = 0; i < n; i++) {
-                struct sheaf_segment *segment = &arena->segs[segs[i]];
-                struct sheaf_space *old = segment->space;
-
-                if (rc < 0 || full[i]) {
-                        segment->gap_count = 0;
-                        own(old, segs[i], SHEAF_SEG_RING, &old->ring);
-                } else if (found == SHEAF_NONE && has_gap(segment, room)) {
-                        found = segs[i];
-                        own(space, found, SHEAF_SEG_MOVING, NULL);
-                } else if (has_gap(segment, room)) {
-                        own(space, segs[i], SHEAF_SEG_READY, &space->ready);
-                } else {
-                        own(space, segs[i], SHEAF_SEG_PARKED, &space->parked);
-                }
-        }
-        return found;
-}
-
-static uint32_t random_stock(struct sheaf_space *space)
-{
-        uint32_t i = (uint32_t)(sheaf_arena_random(space->arena) %
-                                space->stock_count);
-        uint32_t seg = space->stock[i];
-
-        sheaf_seg_unlink(space->arena, seg);
-        return seg;
-}
-
-static uint32_t oldest(struct sheaf_space *space, struct sheaf_seglist *list)
-{
-        uint32_t seg = list->head;
-
-        sheaf_seg_unlink(space->arena, seg);
-        return seg;
-}
-
-/* Any segment that @victim can give: stock at random, else what flows. */
-static uint32_t give_one(struct sheaf_space *victim)
-{
-        if (victim->ready.count)
-                return oldest(victim, &victim->ready);
-        if (victim->stock_count)
-                return random_stock(victim);
-        if (victim->ring.count)
-                return oldest(victim, &victim->ring);
-        if (victim->parked.count)
-                return oldest(victim, &victim->parked);
-        for (int i = 0; !victim->live && i < SHEAF_SPACE_OPEN; i++)
-                if (victim->open[i] != SHEAF_NONE) {
-                        uint32_t seg = victim->open[i];
-
-                        sheaf_seg_unlink(victim->arena, seg);
-                        return seg;
-                }
-        return SHEAF_NONE;
-}
-
-/* Whom @space may take from: the space idle longest; or, while it is below
- * its fair share, the live one most above it. */
-static struct sheaf_space *victim_of(const struct sheaf_space *space)
-{
-        const struct sheaf_arena *arena = space->arena;
-        uint32_t fair = fair_share(arena);
-        struct sheaf_space *idle = NULL, *most = NULL;
-        bool starved = space->segs < RING_LEAST + SHEAF_SPACE_OPEN;
-
-        for (struct sheaf_space *s = arena->spaces; s; s = s->next) {
-                if (s == space || !s->segs)
+                if (!strcmp(entry->d_name, ".") || !strcmp(entry->d_name, ".."))
                         continue;
-                if (!s->live &&
-                        (!idle || s->idle_since_ns < idle->idle_since_ns))
-                        idle = s;
-                if (s->live && (!most || s->segs > most->segs))
-                        most = s;
+                for (size_t i = 0; i < SHEAF_ARRAY_LEN(names); i++) {
+                        snprintf(path, sizeof(path), "versions/%s%s",
+                                entry->d_name, names[i]);
+                        bytes += blocks_of(store, path);
+                }
         }
-        if (idle && (space->live || (starved && idle->segs > space->segs)))
-                return idle;
-        if (most && most->segs > fair &&
-                ((space->live && space->segs < fair) || starved))
-                return most;
+        closedir(dir);
+        return bytes;
+}
+
+void sheaf_space_meta(struct sheaf_store *store)
+{
+        static const char *const names[] = { ".", "key", "lock", "catalog",
+                "catalog/data.mdb", "catalog/lock.mdb", "segments", "plain",
+                "versions" };
+
+        store->meta_bytes = 0;
+        for (size_t i = 0; i < SHEAF_ARRAY_LEN(names); i++)
+                store->meta_bytes += blocks_of(store, names[i]);
+        store->version_meta_bytes = du_versions(store);
+}
+
+uint64_t sheaf_space_used(const struct sheaf_store *store)
+{
+        return store->segment_disk_bytes + store->plain_bytes +
+               store->doomed_bytes + store->meta_bytes +
+               store->version_meta_bytes;
+}
+
+/* Room that the catalog will want for what it does not hold yet. */
+static uint64_t catalog_reserve(const struct sheaf_store *store)
+{
+        return store->pending.count * 160 + 256 * SHEAF_KIB;
+}
+
+void sheaf_space_degraded(struct sheaf_store *store, int rc)
+{
+        const char *why = "";
+
+        if (rc == -ENOSPC)
+                why = "the disk of the cache is full or at its floor; free "
+                      "space there or lower --disk: reads go on from memory "
+                      "and origin";
+        else if (rc == -EROFS)
+                why = "the file system of the cache became read-only; check "
+                      "the disk and remount it";
+        else if (rc)
+                why = "the disk of the cache fails; see the kernel log and "
+                      "replace it or use another --cache directory";
+        if (rc && rc != store->stats.degraded &&
+                sheaf_log_once(&store->io_once, 10 * SHEAF_NS_PER_SEC))
+                sheaf_log_rc(rc, SHEAF_LOG_WARN, "store_degraded",
+                        "dir=\"%s\" remedy=\"%s\"", store->dir, why);
+        if (!rc && store->stats.degraded)
+                sheaf_log(SHEAF_LOG_INFO, "store_recovered", "dir=\"%s\"",
+                        store->dir);
+        store->stats.degraded = rc;
+        store->stats.degraded_why = why;
+}
+
+int sheaf_space_room(struct sheaf_store *store, uint64_t bytes)
+{
+        struct statvfs fs;
+        uint64_t free_bytes;
+
+        if (sheaf_space_used(store) + catalog_reserve(store) + bytes >
+                store->bytes_max) {
+                store->stats.refused_full++;
+                if (sheaf_log_once(&store->full_once, 600 * SHEAF_NS_PER_SEC))
+                        sheaf_log(SHEAF_LOG_INFO, "store_full",
+                                "used_bytes=%llu max_bytes=%llu remedy=\"raise "
+                                "--disk to keep more\"",
+                                (unsigned long long)sheaf_space_used(store),
+                                (unsigned long long)store->bytes_max);
+                return -EDQUOT;
+        }
+        if (fstatvfs(store->dir_fd, &fs))
+                return -errno;
+        free_bytes = (uint64_t)fs.f_bavail * fs.f_frsize;
+        if (free_bytes < bytes || free_bytes - bytes < store->floor_bytes) {
+                store->stats.refused_full++;
+                sheaf_space_degraded(store, -ENOSPC);
+                return -ENOSPC;
+        }
+        if (store->stats.degraded == -ENOSPC)
+                sheaf_space_degraded(store, 0);
+        return 0;
+}
+
+static struct sheaf_group *idle_group(struct sheaf_store *store,
+        const struct sheaf_group *asker, int64_t after_ns)
+{
+        struct sheaf_group *best = NULL;
+
+        for (struct sheaf_group *g = store->groups; g; g = g->next) {
+                if (g == asker || g->live || g->idle_since_ns <= after_ns)
+                        continue;
+                if (!best || g->idle_since_ns < best->idle_since_ns)
+                        best = g;
+        }
+        return best;
+}
+
+static struct sheaf_segment *segment_of(
+        struct sheaf_store *store, uint64_t group)
+{
+        for (uint32_t n = 1; n <= store->segment_top; n++) {
+                struct sheaf_segment *s = sheaf_segment_at(store, n);
+
+                if (s && s->group == group && !s->busy &&
+                        s->state == SHEAF_SEGMENT_SEALED)
+                        return s;
+        }
         return NULL;
 }
 
-static uint32_t take_others(struct sheaf_space *space, uint32_t room)
+static bool plain_of(struct sheaf_store *store, uint64_t group)
 {
-        uint32_t tries = TRIES_MAX / 4;
-
-        while (tries--) {
-                struct sheaf_space *victim = victim_of(space);
-                uint32_t segs[BATCH_MAX], n = 0, found;
-
-                if (!victim)
-                        break;
-                while (n < batch_max(space->arena)) {
-                        segs[n] = give_one(victim);
-                        if (segs[n] == SHEAF_NONE)
-                                break;
-                        n++;
+        for (size_t b = 0; b < SHEAF_PLAIN_BUCKETS; b++) {
+                for (struct sheaf_plain *p = store->plains[b]; p; p = p->next) {
+                        if (p->group != group || p->leases || p->busy)
+                                continue;
+                        sheaf_plain_drop(store, p);
+                        return true;
                 }
-                if (!n)
-                        break;
-                found = empty(space, segs, n, room);
-                if (found != SHEAF_NONE)
-                        return found;
         }
-        return SHEAF_NONE;
+        return false;
 }
 
-/* Up to a batch of the oldest from @list, leaving @keep in it. */
-static uint32_t take_batch(struct sheaf_space *space,
-        struct sheaf_seglist *list, uint32_t keep, uint32_t room)
+struct sheaf_segment *sheaf_space_reuse(struct sheaf_store *store,
+        const struct sheaf_group *asker, bool *ret_freed)
 {
-        uint32_t segs[BATCH_MAX], n = 0;
+        struct sheaf_group *group;
+        int64_t after_ns = INT64_MIN;
 
-        while (n < batch_max(space->arena) && list->count > keep)
-                segs[n++] = oldest(space, list);
-        return n ? empty(space, segs, n, room) : SHEAF_NONE;
-}
+        *ret_freed = true;
+        for (uint32_t n = 1; n <= store->segment_top; n++) {
+                struct sheaf_segment *s = sheaf_segment_at(store, n);
 
-static uint32_t take_own(struct sheaf_space *space, uint32_t room)
-{
-        uint32_t seg, need = ring_need(space), tries = TRIES_MAX;
-
-        seg = take_listed(space, &space->ready, room);
-        if (seg != SHEAF_NONE)
-                return seg;
-        for (uint32_t i = SHEAF_MIN(space->ring.count, tries);
-                i && space->ring.count > need; i--, tries--) {
-                /* Emptied ones count as ring, so a batch may go below. */
-                uint32_t keep =
-                        need + 1 > batch_max(space->arena)
-                                ? need + 1 - (uint32_t)batch_max(space->arena)
-                                : 0;
-
-                seg = take_batch(space, &space->ring, keep, room);
-                if (seg != SHEAF_NONE)
-                        return seg;
+                if (s && s->state == SHEAF_SEGMENT_FREE && !s->busy)
+                        return s;
         }
-        for (uint32_t i = SHEAF_MIN(space->parked.count, 2U); i; i--) {
-                uint32_t parked = oldest(space, &space->parked);
+        /* Without an asker nobody has to give way. */
+        while (asker && (group = idle_group(store, asker, after_ns))) {
+                struct sheaf_segment *s = segment_of(store, group->id);
 
-                seg = empty(space, &parked, 1, room);
-                if (seg != SHEAF_NONE)
-                        return seg;
+                if (s) {
+                        sheaf_segment_release(store, s);
+                        return s;
+                }
+                if (plain_of(store, group->id))
+                        return NULL;
+                if (group->append.segment && !group->append.segment->busy &&
+                        !group->append.buffer)
+                        sheaf_append_drop(store, group);
+                after_ns = group->idle_since_ns;
         }
-        for (; tries && space->stock_count; tries--) {
-                uint32_t stock = random_stock(space);
+        *ret_freed = asker == NULL;
+        return NULL;
+}
 
-                seg = empty(space, &stock, 1, room);
-                if (seg != SHEAF_NONE)
-                        return seg;
+void sheaf_space_enforce(struct sheaf_store *store)
+{
+        while (store->bytes_max && sheaf_space_used(store) > store->bytes_max) {
+                struct sheaf_segment *victim = NULL;
+                struct sheaf_group none = { 0 };
+                bool freed = true;
+
+                while (!victim && freed)
+                        victim = sheaf_space_reuse(store, &none, &freed);
+                for (uint32_t n = 1; !victim && n <= store->segment_top; n++) {
+                        struct sheaf_segment *s = sheaf_segment_at(store, n);
+
+                        /* The limit is hard: live groups give way too. */
+                        if (s && s->state == SHEAF_SEGMENT_SEALED && !s->busy)
+                                victim = s;
+                }
+                if (!victim)
+                        return;
+                sheaf_segment_unlink(store, victim);
         }
-        for (uint32_t i = SHEAF_MIN(space->ring.count, tries + 2); i; i--) {
-                uint32_t ring = oldest(space, &space->ring);
-
-                seg = empty(space, &ring, 1, room);
-                if (seg != SHEAF_NONE)
-                        return seg;
-        }
-        return SHEAF_NONE;
 }
 
-static uint32_t next(struct sheaf_space *space, uint32_t room)
+void sheaf_store_group_live(
+        struct sheaf_store *store, uint64_t group_id, bool live)
 {
-        struct sheaf_arena *arena = space->arena;
-        uint32_t seg = take_free(space);
+        struct sheaf_group *group = sheaf_group_get(store, group_id);
 
-        if (seg == SHEAF_NONE)
-                seg = take_listed(space, &space->parked, room);
-        if (seg == SHEAF_NONE)
-                seg = take_others(space, room);
-        if (seg == SHEAF_NONE && (space->live || !space->segs) &&
-                sheaf_arena_squeeze(arena))
-                seg = take_free(space);
-        if (seg == SHEAF_NONE)
-                seg = take_own(space, room);
-        return seg;
-}
-
-/* ---- blocks ---- */
-
-static int place(
-        struct sheaf_space *space, uint32_t len_bytes, sheaf_block *ret_block)
-{
-        uint32_t room = sheaf_block_room(len_bytes), seg;
-        int rc;
-
-        for (uint32_t i = 0; i < SHEAF_SPACE_OPEN; i++) {
-                seg = space->open[(space->turn + i) % SHEAF_SPACE_OPEN];
-                if (seg == SHEAF_NONE)
-                        continue;
-                rc = fit(space->arena, seg, len_bytes, ret_block);
-                if (rc != -ENOBUFS)
-                        return rc;
-        }
-        close_open(space, &space->open[space->turn]);
-        seg = next(space, room);
-        if (seg == SHEAF_NONE)
-                return -ENOBUFS;
-        space->arena->segs[seg].state = SHEAF_SEG_OPEN;
-        space->open[space->turn] = seg;
-        space->turn = (space->turn + 1) % SHEAF_SPACE_OPEN;
-        return fit(space->arena, seg, len_bytes, ret_block);
-}
-
-int sheaf_arena_place(struct sheaf_space *space, uint32_t len_bytes,
-        sheaf_block *ret_block, void **ret_bytes)
-{
-        struct sheaf_arena *arena = space->arena;
-        sheaf_block block = 0;
-        int rc;
-
-        assert(len_bytes > 0);
-        assert(len_bytes <= SHEAF_CHUNK_BYTES_MAX);
-        rc = place(space, len_bytes, &block);
-        if (rc < 0) {
-                arena->stats.place_failures++;
-                return rc == -ENOMEM ? -ENOBUFS : rc;
-        }
-        *ret_bytes = sheaf_arena_at(
-                arena, sheaf_word_offset_bytes(
-                               sheaf_block_word(sheaf_block_at(arena, block))));
-        *ret_block = block;
-        return 0;
-}
-
-sheaf_block sheaf_arena_commit(struct sheaf_space *space, sheaf_block block,
-        const struct sheaf_digest *digest, struct sheaf_table *table,
-        uint64_t chunk)
-{
-        struct sheaf_arena *arena = space->arena;
-        struct sheaf_block_slot *slot = sheaf_block_at(arena, block);
-        sheaf_block old = sheaf_arena_find(arena, digest);
-
-        assert(slot->state == SHEAF_BLOCK_FILLING);
-        space->chunks_max = SHEAF_MAX(space->chunks_max, table->chunk_count);
-        if (old) {
-                sheaf_arena_abort(space, block);
-                block = old;
-        } else {
-                slot->state = SHEAF_BLOCK_LIVE;
-                arena->segs[sheaf_block_seg(arena, slot)].filling--;
-                sheaf_block_index(arena, block, digest);
-                space->placed_blocks++;
-                space->placed_bytes += slot->len_bytes;
-                arena->stats.blocks++;
-                arena->stats.payload_bytes += slot->len_bytes;
-                arena->stats.placed_blocks++;
-                arena->stats.placed_bytes += slot->len_bytes;
-        }
-        /* Without memory for a second name the chunk stays a miss. */
-        (void)!sheaf_arena_join(arena, block, table, chunk);
-        return block;
-}
-
-void sheaf_arena_abort(struct sheaf_space *space, sheaf_block block)
-{
-        struct sheaf_arena *arena = space->arena;
-        uint32_t seg = sheaf_block_seg(arena, sheaf_block_at(arena, block));
-
-        assert(sheaf_block_at(arena, block)->state == SHEAF_BLOCK_FILLING);
-        sheaf_block_release(arena, block);
-        sheaf_seg_settle(arena, seg);
-}
-
-const void *sheaf_arena_hold(
-        struct sheaf_arena *arena, sheaf_block block, uint32_t *ret_len_bytes)
-{
-        struct sheaf_block_slot *slot = sheaf_block_at(arena, block);
-
-        assert(slot->state == SHEAF_BLOCK_LIVE);
-        assert(slot->holds < UINT16_MAX);
-        if (slot->holds++ == 0)
-                arena->segs[sheaf_block_seg(arena, slot)].held++;
-        *ret_len_bytes = slot->len_bytes;
-        return sheaf_arena_at(
-                arena, sheaf_word_offset_bytes(sheaf_block_word(slot)));
-}
-
-void sheaf_arena_unhold(struct sheaf_arena *arena, sheaf_block block)
-{
-        struct sheaf_block_slot *slot = sheaf_block_at(arena, block);
-
-        assert(slot->holds);
-        if (--slot->holds)
+        if (!group || group->live == live)
                 return;
-        arena->segs[sheaf_block_seg(arena, slot)].held--;
-        if (!sheaf_block_named(slot))
-                sheaf_reclaim_blocks(arena, &block, 1);
+        group->live = live;
+        if (!live)
+                group->idle_since_ns = sheaf_now_ns();
+}
+
+void sheaf_store_group_drop(struct sheaf_store *store, uint64_t group_id)
+{
+        struct sheaf_group *group = sheaf_group_get(store, group_id);
+        uint32_t kept = 0;
+
+        if (group)
+                sheaf_append_drop(store, group);
+        for (uint32_t n = 1; n <= store->segment_top; n++) {
+                struct sheaf_segment *s = sheaf_segment_at(store, n);
+
+                if (!s)
+                        continue;
+                if (s->group == group_id && s->state == SHEAF_SEGMENT_SEALING)
+                        s->doomed = true;
+                if (s->group == group_id && s->state == SHEAF_SEGMENT_SEALED)
+                        sheaf_segment_release(store, s);
+                if (s->state == SHEAF_SEGMENT_FREE && !s->busy &&
+                        kept++ >= FREE_SEGMENTS_KEPT)
+                        sheaf_segment_unlink(store, s);
+        }
+        sheaf_plain_drop_group(store, group_id);
+        sheaf_space_meta(store);
 }

@@ -30,11 +30,11 @@ struct sheaf_version; /* learned digests and places of one version */
 
 struct sheaf_store_config {
         uv_loop_t *loop;
-        const char *dir;           /* made if missing, 0700 */
-        uint64_t bytes_max;        /* hard; 0: nothing is kept on disk */
-        uint64_t floor_bytes;      /* free space left to others */
-        bool want_uring;           /* false: pread and a thread pool */
-        const char *holder_hint;   /* text for the lock file, or NULL */
+        const char *dir;         /* made if missing, 0700 */
+        uint64_t bytes_max;      /* hard; 0: nothing is kept on disk */
+        uint64_t floor_bytes;    /* free space left to others */
+        bool want_uring;         /* false: pread and a thread pool */
+        const char *holder_hint; /* text for the lock file, or NULL */
 };
 
 /* Takes the lock, opens catalog and containers, recovers what an unclean
@@ -49,10 +49,10 @@ void sheaf_store_close(struct sheaf_store *store);
 /* ---- records: small named values of the daemon (datasets, grants) ---- */
 
 /* Durable when it returns (rare). @key is NUL-terminated, at most 400 bytes. */
-SHEAF_MUST_CHECK int sheaf_store_put(struct sheaf_store *store,
-        const char *key, const void *value, size_t len_bytes);
-SHEAF_MUST_CHECK int sheaf_store_del(struct sheaf_store *store,
-        const char *key);
+SHEAF_MUST_CHECK int sheaf_store_put(struct sheaf_store *store, const char *key,
+        const void *value, size_t len_bytes);
+SHEAF_MUST_CHECK int sheaf_store_del(
+        struct sheaf_store *store, const char *key);
 /* Calls @each for records whose key begins with @prefix, in key order; a
  * non-zero return ends it and is returned. */
 int sheaf_store_each(struct sheaf_store *store, const char *prefix,
@@ -60,8 +60,8 @@ int sheaf_store_each(struct sheaf_store *store, const char *prefix,
                 size_t len_bytes),
         void *arg);
 /* Next number of a durable counter, from 1: serials are never reused. */
-SHEAF_MUST_CHECK int sheaf_store_next(struct sheaf_store *store,
-        const char *counter, uint64_t *ret_value);
+SHEAF_MUST_CHECK int sheaf_store_next(
+        struct sheaf_store *store, const char *counter, uint64_t *ret_value);
 
 /* ---- versions ---- */
 
@@ -78,8 +78,8 @@ SHEAF_MUST_CHECK int sheaf_version_open(struct sheaf_store *store,
 void sheaf_version_close(struct sheaf_version *version);
 /* Removes the version's directory (its chunks go with their containers when
  * no other version names them). Closed first. */
-SHEAF_MUST_CHECK int sheaf_version_remove(struct sheaf_store *store,
-        const uint8_t uuid[16], uint64_t serial);
+SHEAF_MUST_CHECK int sheaf_version_remove(
+        struct sheaf_store *store, const uint8_t uuid[16], uint64_t serial);
 
 /* Digest of a chunk; all zero when not learned. Borrowed, volatile only by
  * sheaf_version_learn/forget. */
@@ -93,8 +93,8 @@ uint64_t sheaf_version_known(const struct sheaf_version *version);
 /* Whether a chunk is on disk: by this version's places, else by its digest. */
 bool sheaf_version_on_disk(struct sheaf_version *version, uint64_t chunk);
 /* Chunks and bytes of this version found on disk now; O(1). */
-uint64_t sheaf_version_disk(const struct sheaf_version *version,
-        uint64_t *ret_bytes);
+uint64_t sheaf_version_disk(
+        const struct sheaf_version *version, uint64_t *ret_bytes);
 
 /* ---- chunks ---- */
 
@@ -124,8 +124,8 @@ struct sheaf_store_read {
 void sheaf_store_read(struct sheaf_store *store, struct sheaf_store_read *read);
 void sheaf_store_read_end(struct sheaf_store_read *read);
 /* The payload read did not have the digest: drops every place of it. */
-void sheaf_store_bad(struct sheaf_store *store,
-        const struct sheaf_chunk_ref *ref);
+void sheaf_store_bad(
+        struct sheaf_store *store, const struct sheaf_chunk_ref *ref);
 
 /* Writing a verified chunk whose digest is learned. @bytes stay in place
  * until @done. rc: 0 written and placed; -EEXIST on disk already; -EDQUOT at
@@ -136,14 +136,14 @@ struct sheaf_store_write {
         void (*done)(struct sheaf_store_write *write, int rc);
         void *store_private[12];
 };
-void sheaf_store_write(struct sheaf_store *store,
-        struct sheaf_store_write *write);
+void sheaf_store_write(
+        struct sheaf_store *store, struct sheaf_store_write *write);
 /* Pushes partly filled append buffers to disk (sync points, tests, idle). */
 void sheaf_store_flush(struct sheaf_store *store);
 
 /* Drops a chunk of this version from disk (evict); true if it was there. */
-bool sheaf_store_evict(struct sheaf_store *store,
-        const struct sheaf_chunk_ref *ref);
+bool sheaf_store_evict(
+        struct sheaf_store *store, const struct sheaf_chunk_ref *ref);
 
 /* A read-only descriptor of a complete, checked plain file for kernel
  * passthrough, opened through a private read-only mount where allowed.
@@ -160,8 +160,8 @@ void sheaf_plain_lease_end(struct sheaf_plain_lease *lease);
 
 /* The group's datasets have live users; the longest unused group gives way
  * first when the limit is reached. */
-void sheaf_store_group_live(struct sheaf_store *store, uint64_t group,
-        bool live);
+void sheaf_store_group_live(
+        struct sheaf_store *store, uint64_t group, bool live);
 /* All containers of a group (dataset removed) may go. */
 void sheaf_store_group_drop(struct sheaf_store *store, uint64_t group);
 
@@ -170,16 +170,16 @@ struct sheaf_store_stats {
         uint64_t bytes_unlinked_open, payload_bytes, chunks;
         uint64_t segments, plain_files, unchecked_containers;
         bool uring;
-        const char *uring_why;   /* static: why not, or "" */
-        int degraded;            /* 0 or -errno of the disk, e.g. -ENOSPC */
-        const char *degraded_why;/* static text with the remedy, or "" */
+        const char *uring_why;    /* static: why not, or "" */
+        int degraded;             /* 0 or -errno of the disk, e.g. -ENOSPC */
+        const char *degraded_why; /* static text with the remedy, or "" */
         /* monotonic */
         uint64_t read_chunks, read_bytes, written_chunks, written_bytes;
         uint64_t catalog_written_bytes, container_written_bytes;
         uint64_t bad_headers, bad_payloads, io_errors, refused_full;
         uint64_t recovered_chunks, recovery_ns;
 };
-void sheaf_store_stats(const struct sheaf_store *store,
-        struct sheaf_store_stats *ret_stats);
+void sheaf_store_stats(
+        const struct sheaf_store *store, struct sheaf_store_stats *ret_stats);
 
 #endif

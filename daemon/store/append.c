@@ -1,0 +1,625 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Filling segments.
+ *
+ *    waiting writes -> buffer -> disk -> published -> done
+ *
+ *  1 a place is published after its bytes were written, never before
+ *  2 buffers of a segment are disjoint, whole pages: no page that holds a
+ *    published record is written again
+ *  3 a new generation is durable in the header before a segment is OPEN
+ *  4 a segment is sealed when its last buffer is on disk; room for the
+ *    summary is kept free at all times
+ *  5 a failed write closes the segment: what follows goes to another */
+#include "daemon/store/private.h"
+
+#include <fcntl.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+
+struct making {
+        struct sheaf_disk_io io;
+        struct sheaf_store *store;
+        struct sheaf_group *group;
+        struct sheaf_segment *segment;
+        uint64_t disk_bytes;
+        bool fresh;
+        char name[32];
+        _Alignas(4096) uint8_t page[4096];
+};
+
+struct sealing {
+        struct sheaf_disk_io io;
+        struct sheaf_store *store;
+        struct sheaf_segment *segment;
+        bool written;
+};
+
+static void fill(struct sheaf_store *store, struct sheaf_group *group);
+
+struct sheaf_group *sheaf_group_get(struct sheaf_store *store, uint64_t id)
+{
+        struct sheaf_group *group;
+
+        for (group = store->groups; group; group = group->next) {
+                if (group->id == id)
+                        return group;
+        }
+        group = sheaf_new(struct sheaf_group, 1);
+        if (!group)
+                return NULL;
+        group->id = id;
+        group->idle_since_ns = sheaf_now_ns();
+        group->append.waiting_tail = &group->append.waiting;
+        group->next = store->groups;
+        store->groups = group;
+        return group;
+}
+
+/* ---- making a segment ready ---- */
+
+/* pool */
+static int make_work(struct sheaf_disk_io *io)
+{
+        struct making *making = (struct making *)io;
+        struct sheaf_store *store = making->store;
+        struct stat st;
+        int rc = 0;
+        sheaf_autofd int fd = openat(store->dir_fd, making->name,
+                O_RDWR | O_CLOEXEC | O_NOFOLLOW |
+                        (making->fresh ? O_CREAT | O_EXCL : 0),
+                0600);
+
+        if (fd < 0 && errno == ENOENT && making->fresh) {
+                /* Somebody removed the directory. */
+                mkdirat(store->dir_fd, "segments", 0700);
+                fd = openat(store->dir_fd, making->name,
+                        O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_CREAT | O_EXCL,
+                        0600);
+        }
+        if (fd < 0)
+                return -errno;
+        rc = fallocate(fd, 0, 0, (off_t)store->segment_bytes) ? -errno : 0;
+        if (rc == -EOPNOTSUPP)
+                rc = -posix_fallocate(fd, 0, (off_t)store->segment_bytes);
+        if (!rc && pwrite(fd, making->page, sizeof(making->page), 0) !=
+                           (ssize_t)sizeof(making->page))
+                rc = -EIO;
+        if (!rc && fsync(fd))
+                rc = -errno;
+        if (!rc && fstat(fd, &st))
+                rc = -errno;
+        if (rc) {
+                if (making->fresh)
+                        unlinkat(store->dir_fd, making->name, 0);
+                return rc;
+        }
+        making->disk_bytes = (uint64_t)st.st_blocks * 512;
+        return 0;
+}
+
+static void fail_waiting(
+        struct sheaf_store *store, struct sheaf_group *group, int rc)
+{
+        struct sheaf_store_write *write = group->append.waiting;
+
+        group->append.waiting = NULL;
+        group->append.waiting_tail = &group->append.waiting;
+        while (write) {
+                struct sheaf_store_write *next =
+                        sheaf_write_private(write)->next;
+
+                sheaf_store_finish_write(store, write, rc);
+                write = next;
+        }
+}
+
+static void make_done(struct sheaf_disk_io *io, int rc)
+{
+        struct making *making = (struct making *)io;
+        struct sheaf_store *store = making->store;
+        struct sheaf_group *group = making->group;
+        struct sheaf_segment *segment = making->segment;
+
+        group->append.making = false;
+        segment->busy--;
+        if (rc) {
+                /* A recycled file that vanished is only forgotten. */
+                sheaf_segment_remove(store, segment);
+                if (rc == -ENOENT && !making->fresh) {
+                        free(making);
+                        fill(store, group);
+                        return;
+                }
+                sheaf_space_degraded(store, rc);
+                rc = rc == -ENOSPC || rc == -EDQUOT ? -ENOSPC : -EIO;
+                fail_waiting(store, group, rc);
+                free(making);
+                return;
+        }
+        store->segment_disk_bytes += making->disk_bytes - segment->disk_bytes;
+        segment->disk_bytes = making->disk_bytes;
+        segment->state = SHEAF_SEGMENT_OPEN;
+        segment->end_bytes = SHEAF_DISK_PAGE;
+        store->stats.container_written_bytes += sizeof(making->page);
+        group->append.segment = segment;
+        sheaf_space_degraded(store, 0);
+        free(making);
+        fill(store, group);
+}
+
+static void make_header(struct making *making)
+{
+        struct sheaf_disk_segment *header =
+                (struct sheaf_disk_segment *)making->page;
+
+        *header = (struct sheaf_disk_segment){
+                .magic = SHEAF_DISK_SEGMENT_MAGIC,
+                .layout = SHEAF_DISK_LAYOUT,
+                .number = making->segment->number,
+                .generation = making->segment->generation,
+                .segment_bytes = making->store->segment_bytes,
+                .group = making->group->id,
+        };
+        sheaf_mac_seal(making->store->mac, header, sizeof(*header));
+}
+
+/* Finds or makes a segment for the group: 0 under way, or why not. */
+static int make(struct sheaf_store *store, struct sheaf_group *group)
+{
+        struct making *making;
+        struct sheaf_segment *segment;
+        bool freed = true, fresh = false;
+        int rc = 0;
+
+        segment = NULL;
+        while (!segment && freed) {
+                segment = sheaf_space_reuse(store, NULL, &freed);
+                if (segment)
+                        break;
+                rc = sheaf_space_room(store, store->segment_bytes);
+                if (!rc)
+                        break;
+                segment = sheaf_space_reuse(store, group, &freed);
+        }
+        if (!segment) {
+                if (rc)
+                        return rc;
+                segment = sheaf_segment_add(store, 0);
+                fresh = true;
+                if (!segment)
+                        return -ENOMEM;
+                if (getrandom(&segment->generation, sizeof(segment->generation),
+                            GRND_NONBLOCK) < 0)
+                        segment->generation = (uint32_t)sheaf_wall_ns();
+                segment->generation |= 1;
+        }
+        making = aligned_alloc(4096, sheaf_round_up(sizeof(*making), 4096));
+        if (!making) {
+                if (fresh)
+                        sheaf_segment_remove(store, segment);
+                return -ENOMEM;
+        }
+        memset(making, 0, sizeof(*making));
+        making->io.op = SHEAF_DISK_WORK;
+        making->io.work = make_work;
+        making->io.done = make_done;
+        making->store = store;
+        making->group = group;
+        making->segment = segment;
+        making->fresh = fresh;
+        sheaf_file_shut(store, &segment->file);
+        segment->state = SHEAF_SEGMENT_MAKING;
+        segment->group = group->id;
+        segment->busy++;
+        sheaf_segment_name(segment->number, making->name);
+        make_header(making);
+        group->append.making = true;
+        sheaf_disk_submit(store->disk, &making->io);
+        return 0;
+}
+
+/* ---- sealing ---- */
+
+static void seal_done(struct sheaf_disk_io *io, int rc)
+{
+        struct sealing *sealing = (struct sealing *)io;
+        struct sheaf_store *store = sealing->store;
+        struct sheaf_segment *segment = sealing->segment;
+
+        if (!rc && !sealing->written) {
+                sealing->written = true;
+                store->stats.container_written_bytes += io->len_bytes;
+                io->op = SHEAF_DISK_SYNC;
+                sheaf_disk_submit(store->disk, io);
+                return;
+        }
+        segment->busy--;
+        sheaf_file_leave(store, &segment->file);
+        segment->state = SHEAF_SEGMENT_SEALED;
+        segment->synced = !rc;
+        if (rc)
+                sheaf_space_degraded(store, -EIO);
+        if (segment->doomed || segment->dropped == segment->records)
+                sheaf_segment_release(store, segment);
+        free(io->buf);
+        free(sealing);
+}
+
+void *sheaf_segment_summary(struct sheaf_store *store,
+        struct sheaf_segment *segment, size_t *ret_bytes)
+{
+        size_t bytes = sheaf_disk_summary_bytes(segment->records);
+        uint8_t *page = aligned_alloc(SHEAF_DISK_PAGE, bytes);
+        size_t len = segment->records * sizeof(struct sheaf_disk_entry);
+        struct sheaf_disk_footer *footer;
+        uint8_t *entries;
+
+        if (!page)
+                return NULL;
+        memset(page, 0, bytes);
+        footer = (struct sheaf_disk_footer *)(page + bytes - sizeof(*footer));
+        entries = (uint8_t *)footer - len;
+        if (len)
+                memcpy(entries, segment->entries, len);
+        *footer = (struct sheaf_disk_footer){
+                .magic = SHEAF_DISK_FOOTER_MAGIC,
+                .layout = SHEAF_DISK_LAYOUT,
+                .number = segment->number,
+                .generation = segment->generation,
+                .count = segment->records,
+                .end_bytes = segment->end_bytes,
+        };
+        sheaf_mac_of(store->mac, entries, len, footer->entries_mac);
+        sheaf_mac_seal(store->mac, footer, sizeof(*footer));
+        *ret_bytes = bytes;
+        return page;
+}
+
+/* Begins sealing when nothing else of the segment is in flight. */
+static void seal(struct sheaf_store *store, struct sheaf_segment *segment)
+{
+        struct sealing *sealing = sheaf_new(struct sealing, 1);
+        char name[32];
+        size_t bytes = 0;
+        void *summary = NULL;
+
+        sheaf_segment_name(segment->number, name);
+        if (sealing)
+                summary = sheaf_segment_summary(store, segment, &bytes);
+        if (!summary || sheaf_file_enter(store, &segment->file, name, true)) {
+                /* Closed all the same; recovery walks it. */
+                segment->state = SHEAF_SEGMENT_SEALED;
+                if (segment->doomed)
+                        sheaf_segment_release(store, segment);
+                free(summary);
+                free(sealing);
+                return;
+        }
+        sealing->store = store;
+        sealing->segment = segment;
+        sealing->io.op = SHEAF_DISK_WRITE;
+        sealing->io.fd = segment->file.fd;
+        sealing->io.fixed = -1;
+        sealing->io.buf = summary;
+        sealing->io.len_bytes = bytes;
+        sealing->io.offset_bytes = store->segment_bytes - bytes;
+        sealing->io.done = seal_done;
+        segment->busy++;
+        sheaf_disk_submit(store->disk, &sealing->io);
+}
+
+static void seal_begin(struct sheaf_store *store, struct sheaf_group *group)
+{
+        struct sheaf_segment *segment = sheaf_steal(&group->append.segment);
+
+        segment->state = SHEAF_SEGMENT_SEALING;
+        if (segment->busy == 0)
+                seal(store, segment);
+}
+
+void sheaf_segment_unbusy(
+        struct sheaf_store *store, struct sheaf_segment *segment)
+{
+        segment->busy--;
+        sheaf_file_leave(store, &segment->file);
+        if (segment->state == SHEAF_SEGMENT_SEALING && segment->busy == 0)
+                seal(store, segment);
+}
+
+/* ---- buffers ---- */
+
+static struct sheaf_append_buffer *buffer_take(struct sheaf_store *store)
+{
+        struct sheaf_append_buffer *buffer = store->append_free;
+
+        if (buffer) {
+                store->append_free = buffer->next;
+        } else {
+                if (store->append_buffers == SHEAF_APPEND_BUFFERS_MAX)
+                        return NULL;
+                buffer = sheaf_new(struct sheaf_append_buffer, 1);
+                if (!buffer)
+                        return NULL;
+                buffer->bytes = aligned_alloc(
+                        SHEAF_DISK_PAGE, SHEAF_APPEND_BUFFER_BYTES);
+                if (!buffer->bytes) {
+                        free(buffer);
+                        return NULL;
+                }
+                store->append_buffers++;
+        }
+        buffer->store = store;
+        buffer->writes = NULL;
+        buffer->writes_tail = &buffer->writes;
+        return buffer;
+}
+
+static void buffer_done(struct sheaf_disk_io *io, int rc)
+{
+        struct sheaf_append_buffer *buffer = (struct sheaf_append_buffer *)io;
+        struct sheaf_store *store = buffer->store;
+        struct sheaf_segment *segment = buffer->segment;
+        struct sheaf_store_write *write = buffer->writes;
+
+        if (!rc)
+                store->stats.container_written_bytes += io->len_bytes;
+        else
+                sheaf_space_degraded(store, rc);
+        buffer->next = store->append_free;
+        store->append_free = buffer;
+        if (rc) {
+                store->stats.io_errors++;
+                for (struct sheaf_group *g = store->groups; g; g = g->next) {
+                        if (g->append.segment == segment && !g->append.buffer)
+                                seal_begin(store, g);
+                }
+        }
+        while (write) {
+                struct sheaf_write_private *p = sheaf_write_private(write);
+                struct sheaf_store_write *next = p->next;
+
+                if (!rc)
+                        sheaf_store_published(store, write, &p->place);
+                sheaf_store_finish_write(store, write,
+                        !rc             ? 0
+                        : rc == -ENOSPC ? -ENOSPC
+                                        : -EIO);
+                write = next;
+        }
+        sheaf_segment_unbusy(store, segment);
+        sheaf_append_kick(store);
+}
+
+static void buffer_flush(struct sheaf_store *store, struct sheaf_group *group)
+{
+        struct sheaf_append_buffer *buffer = sheaf_steal(&group->append.buffer);
+        struct sheaf_segment *segment = buffer->segment;
+        uint64_t end = sheaf_round_up(segment->end_bytes, SHEAF_DISK_PAGE);
+        size_t fill_bytes = segment->end_bytes - buffer->start_bytes;
+        size_t len = end - buffer->start_bytes;
+
+        memset(buffer->bytes + fill_bytes, 0, len - fill_bytes);
+        segment->end_bytes = end;
+        buffer->io = (struct sheaf_disk_io){
+                .op = SHEAF_DISK_WRITE,
+                .fd = segment->file.fd,
+                .fixed = -1,
+                .buf = buffer->bytes,
+                .len_bytes = len,
+                .offset_bytes = buffer->start_bytes,
+                .done = buffer_done,
+        };
+        sheaf_disk_submit(store->disk, &buffer->io);
+}
+
+static bool fits_segment(const struct sheaf_store *store,
+        const struct sheaf_segment *segment, uint64_t len)
+{
+        uint64_t at = sheaf_disk_record_at(segment->end_bytes, len);
+        uint64_t end = sheaf_round_up(
+                at + sizeof(struct sheaf_disk_record) + len, SHEAF_DISK_PAGE);
+
+        return end + sheaf_disk_summary_bytes(segment->records + 1) <=
+               store->segment_bytes;
+}
+
+static bool fits_buffer(const struct sheaf_append_buffer *buffer, uint64_t len)
+{
+        uint64_t at = sheaf_disk_record_at(buffer->segment->end_bytes, len);
+        uint64_t end = sheaf_round_up(
+                at + sizeof(struct sheaf_disk_record) + len, SHEAF_DISK_PAGE);
+
+        return end - buffer->start_bytes <= SHEAF_APPEND_BUFFER_BYTES;
+}
+
+/* Puts one record into the group's buffer. */
+static int put_record(struct sheaf_store *store, struct sheaf_group *group,
+        struct sheaf_store_write *write)
+{
+        struct sheaf_write_private *p = sheaf_write_private(write);
+        struct sheaf_append_buffer *buffer = group->append.buffer;
+        struct sheaf_segment *segment = buffer->segment;
+        uint32_t len = write->ref.len_bytes;
+        uint64_t at = sheaf_disk_record_at(segment->end_bytes, len);
+        struct sheaf_disk_entry entry = {
+                .digest = p->digest,
+                .serial = write->ref.version->serial,
+                .chunk = write->ref.chunk,
+                .offset_bytes = at,
+                .raw_bytes = len,
+        };
+        struct sheaf_disk_record record = {
+                .magic = SHEAF_DISK_RECORD_MAGIC,
+                .layout = SHEAF_DISK_LAYOUT,
+                .codec = SHEAF_DISK_CODEC_NONE,
+                .number = segment->number,
+                .generation = segment->generation,
+                .stored_bytes = len,
+                .raw_bytes = len,
+                .offset_bytes = at,
+                .serial = entry.serial,
+                .chunk = entry.chunk,
+                .digest = p->digest,
+        };
+        uint8_t *to = buffer->bytes + (at - buffer->start_bytes);
+        uint8_t *gap =
+                buffer->bytes + (segment->end_bytes - buffer->start_bytes);
+        uint64_t end;
+        int rc = sheaf_segment_note(segment, &entry);
+
+        if (rc)
+                return rc;
+        sheaf_mac_seal(store->mac, &record, sizeof(record));
+        memset(gap, 0, (size_t)(to - gap));
+        memcpy(to, &record, sizeof(record));
+        memcpy(to + sizeof(record), write->bytes, len);
+        end = at + sizeof(record) + len;
+        segment->end_bytes = sheaf_round_up(end, SHEAF_DISK_PACK);
+        memset(to + sizeof(record) + len, 0, segment->end_bytes - end);
+        segment->payload_bytes += len;
+        store->stats.chunks++;
+        store->stats.payload_bytes += len;
+        p->place = (struct sheaf_place){
+                .container = segment->number,
+                .generation = segment->generation,
+                .offset_bytes = at,
+        };
+        p->next = NULL;
+        *buffer->writes_tail = write;
+        buffer->writes_tail = &p->next;
+        return 0;
+}
+
+/* A buffer for the open segment: 0; -EAGAIN none free; -errno. */
+static int buffer_begin(struct sheaf_store *store, struct sheaf_group *group)
+{
+        struct sheaf_segment *segment = group->append.segment;
+        struct sheaf_append_buffer *buffer = buffer_take(store);
+        char name[32];
+        int rc;
+
+        if (!buffer)
+                return store->append_buffers ? -EAGAIN : -ENOMEM;
+        sheaf_segment_name(segment->number, name);
+        rc = sheaf_file_enter(store, &segment->file, name, true);
+        if (rc) {
+                buffer->next = store->append_free;
+                store->append_free = buffer;
+                return rc;
+        }
+        segment->busy++;
+        buffer->segment = segment;
+        buffer->start_bytes = segment->end_bytes;
+        group->append.buffer = buffer;
+        return 0;
+}
+
+/* Moves waiting writes on as far as segment and buffers allow. */
+static void fill(struct sheaf_store *store, struct sheaf_group *group)
+{
+        struct sheaf_append *append = &group->append;
+        int rc = 0;
+
+        while (!rc && append->waiting && !append->making) {
+                struct sheaf_store_write *write = append->waiting;
+                uint32_t len = write->ref.len_bytes;
+
+                if (append->segment &&
+                        !fits_segment(store, append->segment, len)) {
+                        if (append->buffer)
+                                buffer_flush(store, group);
+                        seal_begin(store, group);
+                }
+                if (!append->segment) {
+                        rc = make(store, group);
+                        continue;
+                }
+                if (append->buffer && !fits_buffer(append->buffer, len))
+                        buffer_flush(store, group);
+                if (!append->buffer) {
+                        rc = buffer_begin(store, group);
+                        if (rc == -EAGAIN)
+                                return;
+                        if (rc) {
+                                /* The file vanished: use another one. */
+                                seal_begin(store, group);
+                                rc = 0;
+                        }
+                        continue;
+                }
+                append->waiting = sheaf_write_private(write)->next;
+                if (!append->waiting)
+                        append->waiting_tail = &append->waiting;
+                rc = put_record(store, group, write);
+                if (rc) {
+                        sheaf_store_finish_write(store, write, rc);
+                        break;
+                }
+                append->touched_ns = sheaf_now_ns();
+                if (append->segment->end_bytes - append->buffer->start_bytes >=
+                        SHEAF_APPEND_FLUSH_BYTES)
+                        buffer_flush(store, group);
+        }
+        if (rc)
+                fail_waiting(store, group, rc);
+}
+
+void sheaf_append_write(
+        struct sheaf_store *store, struct sheaf_store_write *write)
+{
+        struct sheaf_group *group =
+                sheaf_group_get(store, write->ref.version->group);
+        struct sheaf_write_private *p = sheaf_write_private(write);
+
+        if (!group) {
+                sheaf_store_finish_write(store, write, -ENOMEM);
+                return;
+        }
+        p->next = NULL;
+        *group->append.waiting_tail = write;
+        group->append.waiting_tail = &p->next;
+        fill(store, group);
+}
+
+void sheaf_append_kick(struct sheaf_store *store)
+{
+        for (struct sheaf_group *g = store->groups; g; g = g->next) {
+                if (g->append.waiting)
+                        fill(store, g);
+        }
+}
+
+void sheaf_append_flush(struct sheaf_store *store, int64_t age_ns)
+{
+        int64_t before_ns = sheaf_now_ns() - age_ns;
+
+        for (struct sheaf_group *g = store->groups; g; g = g->next) {
+                if (g->append.buffer && g->append.touched_ns <= before_ns)
+                        buffer_flush(store, g);
+        }
+}
+
+void sheaf_append_deinit(struct sheaf_store *store)
+{
+        while (store->append_free) {
+                struct sheaf_append_buffer *buffer = store->append_free;
+
+                store->append_free = buffer->next;
+                free(buffer->bytes);
+                free(buffer);
+        }
+        while (store->groups) {
+                struct sheaf_group *group = store->groups;
+
+                store->groups = group->next;
+                free(group);
+        }
+}
+
+void sheaf_append_drop(struct sheaf_store *store, struct sheaf_group *group)
+{
+        if (group->append.buffer)
+                buffer_flush(store, group);
+        if (group->append.segment)
+                seal_begin(store, group);
+}

@@ -1,0 +1,410 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The catalog.
+ *
+ *  1 every transaction is durable when its commit returns (no NOSYNC): after
+ *    a power cut the database is whole, at most the tail is missing, and
+ *    that is rebuilt from segments
+ *  2 digests are inserted in sorted batches only: one by one a random insert
+ *    writes some 20 KiB
+ *  3 a segment is listed in the transaction that holds its last record
+ *  4 the map grows on the loop thread while no transaction is open
+ *
+ * One reading transaction is kept and renewed by the loop thread. */
+#include "daemon/store/catalog.h"
+
+#include <fcntl.h>
+#include <lmdb.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <sys/stat.h>
+
+#define KEY_BYTES_MAX 400
+
+struct sheaf_catalog {
+        MDB_env *env;
+        MDB_dbi digests, records, counters, segments;
+        MDB_txn *reader; /* reset between uses */
+        _Atomic uint64_t written_bytes;
+};
+
+static int to_errno(int rc)
+{
+        switch (rc) {
+        case 0:
+                return 0;
+        case MDB_NOTFOUND:
+                return -ENOENT;
+        case MDB_MAP_FULL:
+                return -EOVERFLOW;
+        case MDB_CORRUPTED:
+        case MDB_PAGE_NOTFOUND:
+        case MDB_PANIC:
+        case MDB_INVALID:
+        case MDB_VERSION_MISMATCH:
+        case MDB_BAD_TXN:
+        case MDB_CURSOR_FULL:
+        case MDB_INCOMPATIBLE:
+                return -EBADMSG;
+        default:
+                return rc > 0 ? -rc : -EIO;
+        }
+}
+
+/* Bytes that this thread has handed to write calls; 0 where not known. */
+static uint64_t thread_written(void)
+{
+        sheaf_autofd int fd =
+                open("/proc/thread-self/io", O_RDONLY | O_CLOEXEC);
+        char text[512];
+        ssize_t n = fd < 0 ? -1 : read(fd, text, sizeof(text) - 1);
+        unsigned long long bytes = 0;
+        const char *at;
+
+        if (n <= 0)
+                return 0;
+        text[n] = '\0';
+        at = strstr(text, "wchar:");
+        if (!at || sscanf(at, "wchar: %llu", &bytes) != 1)
+                return 0;
+        return bytes;
+}
+
+static int commit(struct sheaf_catalog *catalog, MDB_txn *txn)
+{
+        uint64_t before = thread_written();
+        int rc = to_errno(mdb_txn_commit(txn));
+
+        atomic_fetch_add(&catalog->written_bytes, thread_written() - before);
+        return rc;
+}
+
+static int open_tables(struct sheaf_catalog *catalog)
+{
+        MDB_txn *txn;
+        int rc = to_errno(mdb_txn_begin(catalog->env, NULL, 0, &txn));
+
+        if (rc)
+                return rc;
+        rc = mdb_dbi_open(txn, "digests", MDB_CREATE, &catalog->digests);
+        if (!rc)
+                rc = mdb_dbi_open(
+                        txn, "records", MDB_CREATE, &catalog->records);
+        if (!rc)
+                rc = mdb_dbi_open(
+                        txn, "counters", MDB_CREATE, &catalog->counters);
+        if (!rc)
+                rc = mdb_dbi_open(
+                        txn, "segments", MDB_CREATE, &catalog->segments);
+        if (rc) {
+                mdb_txn_abort(txn);
+                return to_errno(rc);
+        }
+        return commit(catalog, txn);
+}
+
+int sheaf_catalog_open(
+        const char *dir, uint64_t map_bytes, struct sheaf_catalog **ret_catalog)
+{
+        struct sheaf_catalog *catalog = sheaf_new(struct sheaf_catalog, 1);
+        int rc;
+
+        if (!catalog)
+                return -ENOMEM;
+        if (mkdir(dir, 0700) && errno != EEXIST) {
+                rc = -errno;
+                free(catalog);
+                return rc;
+        }
+        rc = to_errno(mdb_env_create(&catalog->env));
+        if (!rc)
+                rc = to_errno(mdb_env_set_maxdbs(catalog->env, 8));
+        if (!rc)
+                rc = to_errno(mdb_env_set_mapsize(catalog->env,
+                        sheaf_round_up(map_bytes, SHEAF_DISK_PAGE)));
+        if (!rc)
+                rc = to_errno(mdb_env_open(
+                        catalog->env, dir, MDB_NOTLS | MDB_NORDAHEAD, 0600));
+        if (!rc)
+                rc = open_tables(catalog);
+        if (!rc)
+                rc = to_errno(mdb_txn_begin(
+                        catalog->env, NULL, MDB_RDONLY, &catalog->reader));
+        if (rc) {
+                sheaf_catalog_close(catalog);
+                return rc;
+        }
+        mdb_txn_reset(catalog->reader);
+        *ret_catalog = catalog;
+        return 0;
+}
+
+void sheaf_catalog_close(struct sheaf_catalog *catalog)
+{
+        if (!catalog)
+                return;
+        if (catalog->reader)
+                mdb_txn_abort(catalog->reader);
+        if (catalog->env)
+                mdb_env_close(catalog->env);
+        free(catalog);
+}
+
+int sheaf_catalog_find(struct sheaf_catalog *catalog,
+        const struct sheaf_digest *digest, struct sheaf_place *ret_place)
+{
+        MDB_val key = { SHEAF_DIGEST_BYTES, (void *)digest }, value;
+        int rc = to_errno(mdb_txn_renew(catalog->reader));
+
+        if (rc)
+                return rc;
+        rc = to_errno(mdb_get(catalog->reader, catalog->digests, &key, &value));
+        if (!rc && value.mv_size != sizeof(*ret_place))
+                rc = -EIO;
+        if (!rc)
+                memcpy(ret_place, value.mv_data, sizeof(*ret_place));
+        mdb_txn_reset(catalog->reader);
+        return rc;
+}
+
+static int apply_items(struct sheaf_catalog *catalog, MDB_txn *txn,
+        const struct sheaf_pending_item *items, size_t count)
+{
+        MDB_cursor *cursor;
+        int rc = mdb_cursor_open(txn, catalog->digests, &cursor);
+
+        for (size_t i = 0; !rc && i < count; i++) {
+                MDB_val key = { SHEAF_DIGEST_BYTES, (void *)&items[i].digest };
+                MDB_val value = { sizeof(items[i].place),
+                        (void *)&items[i].place };
+
+                if (sheaf_place_set(&items[i].place)) {
+                        rc = mdb_cursor_put(cursor, &key, &value, 0);
+                        continue;
+                }
+                rc = mdb_cursor_get(cursor, &key, &value, MDB_SET);
+                if (!rc)
+                        rc = mdb_cursor_del(cursor, 0);
+                else if (rc == MDB_NOTFOUND)
+                        rc = 0;
+        }
+        if (cursor)
+                mdb_cursor_close(cursor);
+        return rc;
+}
+
+int sheaf_catalog_apply(struct sheaf_catalog *catalog,
+        const struct sheaf_pending_item *items, size_t count,
+        const struct sheaf_catalog_segment *segments, size_t segment_count)
+{
+        MDB_txn *txn;
+        int rc = mdb_txn_begin(catalog->env, NULL, 0, &txn);
+
+        if (rc)
+                return to_errno(rc);
+        rc = apply_items(catalog, txn, items, count);
+        for (size_t i = 0; !rc && i < segment_count; i++) {
+                MDB_val key = { sizeof(segments[i].number),
+                        (void *)&segments[i].number };
+                MDB_val value = { sizeof(segments[i]), (void *)&segments[i] };
+
+                rc = mdb_put(txn, catalog->segments, &key, &value, 0);
+        }
+        if (rc) {
+                mdb_txn_abort(txn);
+                return to_errno(rc);
+        }
+        return commit(catalog, txn);
+}
+
+int sheaf_catalog_grow(struct sheaf_catalog *catalog)
+{
+        MDB_envinfo info;
+        int rc = mdb_env_info(catalog->env, &info);
+
+        if (!rc)
+                rc = mdb_env_set_mapsize(catalog->env, info.me_mapsize * 2);
+        return to_errno(rc);
+}
+
+int sheaf_catalog_each_segment(struct sheaf_catalog *catalog,
+        int (*each)(void *arg, const struct sheaf_catalog_segment *segment),
+        void *arg)
+{
+        MDB_cursor *cursor;
+        MDB_val key, value;
+        int rc = to_errno(mdb_txn_renew(catalog->reader));
+
+        if (rc)
+                return rc;
+        rc = to_errno(
+                mdb_cursor_open(catalog->reader, catalog->segments, &cursor));
+        while (!rc) {
+                struct sheaf_catalog_segment segment;
+
+                rc = to_errno(mdb_cursor_get(cursor, &key, &value, MDB_NEXT));
+                if (rc || value.mv_size != sizeof(segment))
+                        break;
+                memcpy(&segment, value.mv_data, sizeof(segment));
+                rc = each(arg, &segment);
+        }
+        mdb_cursor_close(cursor);
+        mdb_txn_reset(catalog->reader);
+        return rc == -ENOENT ? 0 : rc;
+}
+
+/* One small write to one table; grows the map when it must. */
+static int write_one(struct sheaf_catalog *catalog, MDB_dbi table,
+        const char *key_text, const void *data, size_t len_bytes)
+{
+        int rc = -EOVERFLOW;
+
+        if (!*key_text || strlen(key_text) > KEY_BYTES_MAX)
+                return -EINVAL;
+        for (int tries = 0; rc == -EOVERFLOW && tries < 4; tries++) {
+                MDB_val key = { strlen(key_text), (void *)key_text };
+                MDB_val value = { len_bytes, (void *)data };
+                MDB_txn *txn;
+
+                rc = mdb_txn_begin(catalog->env, NULL, 0, &txn);
+                if (rc)
+                        return to_errno(rc);
+                rc = to_errno(data ? mdb_put(txn, table, &key, &value, 0)
+                                   : mdb_del(txn, table, &key, NULL));
+                if (rc)
+                        mdb_txn_abort(txn);
+                else
+                        rc = commit(catalog, txn);
+                if (rc == -EOVERFLOW && sheaf_catalog_grow(catalog))
+                        return -ENOSPC;
+        }
+        return rc;
+}
+
+int sheaf_catalog_put(struct sheaf_catalog *catalog, const char *key,
+        const void *value, size_t len_bytes)
+{
+        return write_one(
+                catalog, catalog->records, key, value ? value : "", len_bytes);
+}
+
+int sheaf_catalog_del(struct sheaf_catalog *catalog, const char *key)
+{
+        return write_one(catalog, catalog->records, key, NULL, 0);
+}
+
+struct found {
+        char key[KEY_BYTES_MAX + 1];
+        void *value;
+        size_t len_bytes;
+};
+
+/* The first record after @after (or from @prefix), copied out. */
+static int next_record(struct sheaf_catalog *catalog, const char *prefix,
+        const char *after, struct found *ret_found)
+{
+        const char *from = after ? after : prefix;
+        MDB_val key = { strlen(from), (void *)from }, value;
+        MDB_cursor *cursor;
+        int rc = to_errno(mdb_txn_renew(catalog->reader));
+
+        if (rc)
+                return rc;
+        rc = to_errno(
+                mdb_cursor_open(catalog->reader, catalog->records, &cursor));
+        if (rc)
+                goto out;
+        rc = to_errno(mdb_cursor_get(
+                cursor, &key, &value, key.mv_size ? MDB_SET_RANGE : MDB_FIRST));
+        if (!rc && after && key.mv_size == strlen(after) &&
+                !memcmp(key.mv_data, after, key.mv_size))
+                rc = to_errno(mdb_cursor_get(cursor, &key, &value, MDB_NEXT));
+        if (!rc &&
+                (key.mv_size > KEY_BYTES_MAX || key.mv_size < strlen(prefix) ||
+                        memcmp(key.mv_data, prefix, strlen(prefix))))
+                rc = -ENOENT;
+        if (!rc) {
+                void *copy = malloc(value.mv_size + 1);
+
+                if (copy) {
+                        memcpy(ret_found->key, key.mv_data, key.mv_size);
+                        ret_found->key[key.mv_size] = '\0';
+                        memcpy(copy, value.mv_data, value.mv_size);
+                        ret_found->value = copy;
+                        ret_found->len_bytes = value.mv_size;
+                } else {
+                        rc = -ENOMEM;
+                }
+        }
+        mdb_cursor_close(cursor);
+out:
+        mdb_txn_reset(catalog->reader);
+        return rc;
+}
+
+int sheaf_catalog_each(struct sheaf_catalog *catalog, const char *prefix,
+        int (*each)(void *arg, const char *key, const void *value,
+                size_t len_bytes),
+        void *arg)
+{
+        char after[KEY_BYTES_MAX + 1];
+        bool first = true;
+
+        /* Copies, so that @each may put and delete. */
+        for (;;) {
+                struct found found;
+                int rc = next_record(
+                        catalog, prefix, first ? NULL : after, &found);
+
+                if (rc)
+                        return rc == -ENOENT ? 0 : rc;
+                first = false;
+                strcpy(after, found.key);
+                rc = each(arg, found.key, found.value, found.len_bytes);
+                free(found.value);
+                if (rc)
+                        return rc;
+        }
+}
+
+int sheaf_catalog_next(
+        struct sheaf_catalog *catalog, const char *counter, uint64_t *ret_value)
+{
+        MDB_val key = { strlen(counter), (void *)counter }, value;
+        uint64_t number = 0;
+        int rc = to_errno(mdb_txn_renew(catalog->reader));
+
+        if (rc)
+                return rc;
+        rc = to_errno(
+                mdb_get(catalog->reader, catalog->counters, &key, &value));
+        if (!rc && value.mv_size != sizeof(number))
+                rc = -EIO;
+        if (!rc)
+                memcpy(&number, value.mv_data, sizeof(number));
+        mdb_txn_reset(catalog->reader);
+        if (rc && rc != -ENOENT)
+                return rc;
+        number++;
+        rc = write_one(
+                catalog, catalog->counters, counter, &number, sizeof(number));
+        if (!rc)
+                *ret_value = number;
+        return rc;
+}
+
+uint64_t sheaf_catalog_written(const struct sheaf_catalog *catalog)
+{
+        return atomic_load(&catalog->written_bytes);
+}
+
+uint64_t sheaf_catalog_entries(struct sheaf_catalog *catalog)
+{
+        MDB_stat stat = { 0 };
+
+        if (mdb_txn_renew(catalog->reader))
+                return 0;
+        if (mdb_stat(catalog->reader, catalog->digests, &stat))
+                stat.ms_entries = 0;
+        mdb_txn_reset(catalog->reader);
+        return stat.ms_entries;
+}

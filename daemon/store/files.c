@@ -1,0 +1,63 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Descriptors of containers: a node may have more of them than descriptors
+ * are allowed.
+ *
+ *  1 a file with users is open and not in the idle list
+ *  2 at most SHEAF_FILES_OPEN_MAX idle ones stay open; the longest idle one
+ *    is closed first */
+#include "daemon/store/private.h"
+
+#include <fcntl.h>
+
+static void unlink_idle(struct sheaf_file *file)
+{
+        if (!file->newer)
+                return;
+        file->newer->older = file->older;
+        file->older->newer = file->newer;
+        file->newer = file->older = NULL;
+}
+
+int sheaf_file_enter(struct sheaf_store *store, struct sheaf_file *file,
+        const char *name, bool direct)
+{
+        if (file->fd < 0) {
+                int flags = O_RDWR | O_CLOEXEC | O_NOFOLLOW;
+
+                file->fd = openat(
+                        store->dir_fd, name, flags | (direct ? O_DIRECT : 0));
+                if (file->fd < 0 && direct && errno == EINVAL)
+                        file->fd = openat(store->dir_fd, name, flags);
+                if (file->fd < 0)
+                        return -errno;
+                store->files_open++;
+        } else if (!file->users) {
+                unlink_idle(file);
+        }
+        file->users++;
+        return 0;
+}
+
+void sheaf_file_shut(struct sheaf_store *store, struct sheaf_file *file)
+{
+        if (file->fd < 0)
+                return;
+        unlink_idle(file);
+        sheaf_close_p(&file->fd);
+        store->files_open--;
+}
+
+void sheaf_file_leave(struct sheaf_store *store, struct sheaf_file *file)
+{
+        struct sheaf_file *head = &store->idle;
+
+        if (--file->users || file->fd < 0)
+                return;
+        file->older = head->older;
+        file->newer = head;
+        head->older->newer = file;
+        head->older = file;
+        /* head->older is the newest, head->newer the longest idle. */
+        while (store->files_open > SHEAF_FILES_OPEN_MAX && head->newer != head)
+                sheaf_file_shut(store, head->newer);
+}

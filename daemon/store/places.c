@@ -1,0 +1,230 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Digest -> place.
+ *
+ *  1 an answer comes from the pending batch, else from the batch that is
+ *    being committed, else from the catalog; a removal there is an answer
+ *  2 a place counts only while its container has that generation
+ *  3 one commit at a time runs on the pool; the batch it works on is not
+ *    changed until it is done */
+#include "daemon/store/private.h"
+
+#define BAD_MAX 4096
+
+struct commit {
+        struct sheaf_disk_io io;
+        struct sheaf_store *store;
+        struct sheaf_pending_item *items;
+        struct sheaf_catalog_segment *segments;
+        size_t segment_count;
+        int tries;
+};
+
+static bool is_bad(
+        const struct sheaf_store *store, const struct sheaf_place *place)
+{
+        size_t n = SHEAF_MIN(store->bad_count, (size_t)BAD_MAX);
+
+        for (size_t i = 0; i < n; i++) {
+                if (!memcmp(&store->bad[i], place, sizeof(*place)))
+                        return true;
+        }
+        return false;
+}
+
+bool sheaf_places_bad(
+        struct sheaf_store *store, const struct sheaf_place *place)
+{
+        if (is_bad(store, place))
+                return false;
+        if (!store->bad)
+                store->bad = sheaf_new(struct sheaf_place, BAD_MAX);
+        if (store->bad)
+                store->bad[store->bad_count++ % BAD_MAX] = *place;
+        return true;
+}
+
+bool sheaf_places_alive(
+        const struct sheaf_store *store, const struct sheaf_place *place)
+{
+        if (store->bad_count && is_bad(store, place))
+                return false;
+        if (sheaf_place_plain(place)) {
+                const struct sheaf_plain *plain =
+                        sheaf_plain_find(store, sheaf_place_node(place));
+                uint64_t index = place->offset_bytes >> SHEAF_PLAIN_GEN_BITS;
+
+                return plain &&
+                       plain->generation ==
+                               (place->offset_bytes & SHEAF_PLAIN_GEN_MASK) &&
+                       index < plain->chunk_count &&
+                       sheaf_digest_known(&plain->digests[index]);
+        }
+
+        const struct sheaf_segment *segment =
+                sheaf_segment_at(store, place->container);
+
+        return segment && segment->generation == place->generation &&
+               segment->state >= SHEAF_SEGMENT_OPEN &&
+               place->offset_bytes < store->segment_bytes;
+}
+
+int sheaf_places_find(struct sheaf_store *store,
+        const struct sheaf_digest *digest, struct sheaf_place *ret_place)
+{
+        const struct sheaf_place *at =
+                sheaf_pending_find(&store->pending, digest);
+        struct sheaf_place place;
+
+        if (!at)
+                at = sheaf_pending_find(&store->committing, digest);
+        if (at) {
+                place = *at;
+        } else {
+                int rc = sheaf_catalog_find(store->catalog, digest, &place);
+
+                if (rc)
+                        return -ENOENT;
+        }
+        if (!sheaf_place_set(&place) || !sheaf_places_alive(store, &place))
+                return -ENOENT;
+        *ret_place = place;
+        return 0;
+}
+
+void sheaf_places_note(struct sheaf_store *store,
+        const struct sheaf_digest *digest, const struct sheaf_place *place)
+{
+        /* Without memory the place is only not shared with other versions. */
+        if (sheaf_pending_put(&store->pending, digest, place))
+                return;
+        if (store->pending.count >= SHEAF_PENDING_BATCH)
+                sheaf_places_commit(store, false);
+}
+
+void sheaf_places_forget(struct sheaf_store *store,
+        const struct sheaf_digest *digest, const struct sheaf_place *place)
+{
+        static const struct sheaf_place none;
+        struct sheaf_place now;
+
+        if (sheaf_places_find(store, digest, &now) ||
+                memcmp(&now, place, sizeof(now)))
+                return;
+        sheaf_places_note(store, digest, &none);
+}
+
+/* pool */
+static int commit_work(struct sheaf_disk_io *io)
+{
+        struct commit *commit = (struct commit *)io;
+        struct sheaf_store *store = commit->store;
+
+        if (!commit->items) {
+                int rc = sheaf_pending_sorted(
+                        &store->committing, &commit->items);
+
+                if (rc)
+                        return rc;
+        }
+        return sheaf_catalog_apply(store->catalog, commit->items,
+                store->committing.count, commit->segments,
+                commit->segment_count);
+}
+
+static void commit_failed(struct sheaf_store *store, int rc)
+{
+        /* Back into the pending batch, older ones under newer ones. */
+        for (size_t i = 0; i < store->committing.slot_count; i++) {
+                const struct sheaf_pending_item *item =
+                        &store->committing.slots[i];
+
+                if (sheaf_digest_known(&item->digest) &&
+                        !sheaf_pending_find(&store->pending, &item->digest) &&
+                        sheaf_pending_put(
+                                &store->pending, &item->digest, &item->place))
+                        break;
+        }
+        sheaf_space_degraded(store, rc == -ENOSPC ? -ENOSPC : -EIO);
+}
+
+static void commit_done(struct sheaf_disk_io *io, int rc)
+{
+        struct commit *commit = (struct commit *)io;
+        struct sheaf_store *store = commit->store;
+
+        if (rc == -EOVERFLOW && commit->tries++ < 8 &&
+                !sheaf_catalog_grow(store->catalog)) {
+                sheaf_disk_submit(store->disk, io);
+                return;
+        }
+        if (rc)
+                commit_failed(store, rc);
+        for (size_t i = 0; !rc && i < commit->segment_count; i++) {
+                struct sheaf_segment *segment =
+                        sheaf_segment_at(store, commit->segments[i].number);
+
+                if (!segment ||
+                        segment->generation != commit->segments[i].generation)
+                        continue;
+                segment->cataloged = true;
+                free(sheaf_steal(&segment->entries));
+                segment->entry_cap = 0;
+        }
+        sheaf_pending_clear(&store->committing);
+        free(commit->items);
+        free(commit->segments);
+        free(commit);
+        store->commit_running = false;
+        sheaf_space_meta(store);
+        sheaf_space_enforce(store);
+}
+
+/* Sealed and durable segments whose records all are in this batch or in
+ * earlier ones. */
+static int collect_segments(struct sheaf_store *store, struct commit *commit)
+{
+        commit->segments =
+                sheaf_new(struct sheaf_catalog_segment, store->segment_top + 1);
+        if (!commit->segments)
+                return -ENOMEM;
+        for (uint32_t n = 1; n <= store->segment_top; n++) {
+                const struct sheaf_segment *s = sheaf_segment_at(store, n);
+
+                if (!s || s->cataloged || !s->synced ||
+                        s->state != SHEAF_SEGMENT_SEALED)
+                        continue;
+                commit->segments[commit->segment_count++] =
+                        (struct sheaf_catalog_segment){
+                                .number = s->number,
+                                .generation = s->generation,
+                                .group = s->group,
+                                .payload_bytes = s->payload_bytes,
+                                .records = s->records,
+                                .unchecked = s->unchecked,
+                        };
+        }
+        return 0;
+}
+
+void sheaf_places_commit(struct sheaf_store *store, bool force)
+{
+        struct commit *commit;
+
+        if (store->commit_running || !store->pending.count)
+                return;
+        if (!force && store->pending.count < SHEAF_PENDING_BATCH)
+                return;
+        commit = sheaf_new(struct commit, 1);
+        if (!commit || collect_segments(store, commit)) {
+                free(commit);
+                return;
+        }
+        commit->io.op = SHEAF_DISK_WORK;
+        commit->io.work = commit_work;
+        commit->io.done = commit_done;
+        commit->store = store;
+        store->committing = store->pending;
+        store->pending = (struct sheaf_pending){ 0 };
+        store->commit_running = true;
+        sheaf_disk_submit(store->disk, &commit->io);
+}

@@ -1,0 +1,488 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Files over 4 MiB: one sparse file each, at the original offsets, and a map
+ * of the digests of the chunks that are in it.
+ *
+ *  1 a digest enters the map after its chunk was written
+ *  2 places carry the generation that the file got when it was made, so a
+ *    file that is made again satisfies no old place
+ *  3 a file leaves whole; while it is read or leased it lives on without a
+ *    name, and its bytes stay counted
+ *  4 the mark of a checked file is set by plain_check.c only, and any write
+ *    takes it away first */
+#include "daemon/store/private.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+
+struct plain_write {
+        struct sheaf_disk_io io;
+        struct sheaf_store *store;
+        struct sheaf_plain *plain;
+        struct sheaf_store_write *write;
+        uint64_t index;
+};
+
+static struct sheaf_plain **bucket(struct sheaf_store *store, uint64_t node)
+{
+        uint64_t mixed = node * UINT64_C(0x9e3779b97f4a7c15);
+
+        return &store->plains[mixed >> 52 & (SHEAF_PLAIN_BUCKETS - 1)];
+}
+
+struct sheaf_plain *sheaf_plain_find(
+        const struct sheaf_store *store, uint64_t node)
+{
+        struct sheaf_plain *plain = *bucket((struct sheaf_store *)store, node);
+
+        while (plain && plain->node != node)
+                plain = plain->next;
+        return plain;
+}
+
+void sheaf_plain_name(uint64_t node, const char *suffix, char ret_name[48])
+{
+        snprintf(ret_name, 48, "plain/%016llx%s", (unsigned long long)node,
+                suffix);
+}
+
+bool sheaf_plain_complete(const struct sheaf_plain *plain)
+{
+        return plain->present == plain->chunk_count;
+}
+
+static void plain_free(struct sheaf_store *store, struct sheaf_plain *plain)
+{
+        sheaf_file_shut(store, &plain->file);
+        sheaf_file_shut(store, &plain->map);
+        free(plain->digests);
+        free(plain);
+}
+
+void sheaf_plain_enter(struct sheaf_plain *plain)
+{
+        plain->busy++;
+}
+
+void sheaf_plain_leave(struct sheaf_store *store, struct sheaf_plain *plain)
+{
+        struct sheaf_plain **at = &store->plains_doomed;
+
+        if (--plain->busy || !plain->doomed || plain->leases)
+                return;
+        while (*at != plain)
+                at = &(*at)->next;
+        *at = plain->next;
+        store->doomed_bytes -= plain->disk_bytes;
+        plain_free(store, plain);
+}
+
+void sheaf_plain_drop(struct sheaf_store *store, struct sheaf_plain *plain)
+{
+        struct sheaf_plain **at = bucket(store, plain->node);
+        char name[48];
+
+        for (struct sheaf_version *v = store->versions; v; v = v->next)
+                sheaf_version_plain_gone(v, plain->node);
+        while (*at != plain)
+                at = &(*at)->next;
+        *at = plain->next;
+        /* The map first: without it the file is only a leftover. */
+        sheaf_plain_name(plain->node, ".map", name);
+        unlinkat(store->dir_fd, name, 0);
+        sheaf_plain_name(plain->node, "", name);
+        unlinkat(store->dir_fd, name, 0);
+        store->stats.chunks -= plain->present;
+        for (uint64_t i = 0; i < plain->chunk_count; i++) {
+                if (sheaf_digest_known(&plain->digests[i]))
+                        store->stats.payload_bytes -=
+                                sheaf_chunk_len(plain->size_bytes, i);
+        }
+        store->plain_count--;
+        store->plain_bytes -= plain->disk_bytes;
+        plain->doomed = true;
+        plain->next = store->plains_doomed;
+        store->plains_doomed = plain;
+        store->doomed_bytes += plain->disk_bytes;
+        plain->busy++;
+        sheaf_plain_leave(store, plain);
+}
+
+void sheaf_plain_drop_group(struct sheaf_store *store, uint64_t group)
+{
+        for (size_t b = 0; b < SHEAF_PLAIN_BUCKETS; b++) {
+                struct sheaf_plain *plain = store->plains[b];
+
+                while (plain) {
+                        struct sheaf_plain *next = plain->next;
+
+                        if (plain->group == group)
+                                sheaf_plain_drop(store, plain);
+                        plain = next;
+                }
+        }
+}
+
+void sheaf_plain_header(struct sheaf_store *store,
+        const struct sheaf_plain *plain, struct sheaf_disk_map *ret_header)
+{
+        *ret_header = (struct sheaf_disk_map){
+                .magic = SHEAF_DISK_MAP_MAGIC,
+                .layout = SHEAF_DISK_LAYOUT,
+                .generation = plain->generation,
+                .node = plain->node,
+                .group = plain->group,
+                .size_bytes = plain->size_bytes,
+                .chunk_count = plain->chunk_count,
+        };
+        if (plain->marked)
+                ret_header->mark = plain->mark;
+        sheaf_mac_seal(store->mac, ret_header, sizeof(*ret_header));
+}
+
+static int write_header(struct sheaf_store *store, struct sheaf_plain *plain)
+{
+        struct sheaf_disk_map header;
+        char name[48];
+        int rc;
+
+        sheaf_plain_name(plain->node, ".map", name);
+        rc = sheaf_file_enter(store, &plain->map, name, false);
+        if (rc)
+                return rc;
+        sheaf_plain_header(store, plain, &header);
+        if (pwrite(plain->map.fd, &header, sizeof(header), 0) !=
+                (ssize_t)sizeof(header))
+                rc = -EIO;
+        sheaf_file_leave(store, &plain->map);
+        return rc;
+}
+
+static int make_files(struct sheaf_store *store, struct sheaf_plain *plain)
+{
+        char name[48];
+        sheaf_autofd int fd = -1;
+        sheaf_autofd int map_fd = -1;
+        off_t map_bytes =
+                (off_t)(sizeof(struct sheaf_disk_map) +
+                        plain->chunk_count * sizeof(struct sheaf_digest));
+
+        if (mkdirat(store->dir_fd, "plain", 0700) && errno != EEXIST)
+                return -errno;
+        sheaf_plain_name(plain->node, "", name);
+        fd = openat(store->dir_fd, name,
+                O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
+        if (fd < 0 || ftruncate(fd, (off_t)plain->size_bytes))
+                return -errno;
+        sheaf_plain_name(plain->node, ".map", name);
+        map_fd = openat(store->dir_fd, name,
+                O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
+        if (map_fd < 0 || ftruncate(map_fd, map_bytes))
+                return -errno;
+        return write_header(store, plain);
+}
+
+static struct sheaf_plain *plain_new(uint64_t node, uint64_t size_bytes)
+{
+        struct sheaf_plain *plain = sheaf_new(struct sheaf_plain, 1);
+
+        if (!plain)
+                return NULL;
+        plain->node = node;
+        plain->size_bytes = size_bytes;
+        plain->chunk_count = sheaf_chunk_count(size_bytes);
+        plain->file.fd = plain->map.fd = -1;
+        plain->digests = sheaf_new(struct sheaf_digest, plain->chunk_count);
+        if (!plain->digests) {
+                free(plain);
+                return NULL;
+        }
+        return plain;
+}
+
+static void plain_link(struct sheaf_store *store, struct sheaf_plain *plain)
+{
+        struct sheaf_plain **at = bucket(store, plain->node);
+
+        plain->next = *at;
+        *at = plain;
+        store->plain_count++;
+        store->plain_bytes += plain->disk_bytes;
+}
+
+static int plain_make(struct sheaf_store *store, uint64_t group, uint64_t node,
+        uint64_t size_bytes, struct sheaf_plain **ret_plain)
+{
+        struct sheaf_plain *plain = plain_new(node, size_bytes);
+        int rc;
+
+        if (!plain)
+                return -ENOMEM;
+        plain->group = group;
+        plain->fresh = true;
+        if (getrandom(&plain->generation, sizeof(plain->generation),
+                    GRND_NONBLOCK) < 0)
+                plain->generation = (uint32_t)sheaf_wall_ns();
+        plain->generation = (plain->generation & SHEAF_PLAIN_GEN_MASK) | 1;
+        rc = make_files(store, plain);
+        if (rc) {
+                plain_free(store, plain);
+                return rc;
+        }
+        /* Map and block lists, as du counts them. */
+        plain->disk_bytes = sheaf_round_up(
+                sizeof(struct sheaf_disk_map) +
+                        plain->chunk_count * sizeof(struct sheaf_digest),
+                SHEAF_DISK_PAGE);
+        plain_link(store, plain);
+        *ret_plain = plain;
+        return 0;
+}
+
+static void account(struct sheaf_store *store, struct sheaf_plain *plain)
+{
+        char name[48];
+        struct stat st, map;
+        uint64_t bytes;
+
+        sheaf_plain_name(plain->node, ".map", name);
+        if (fstat(plain->file.fd, &st) ||
+                fstatat(store->dir_fd, name, &map, AT_SYMLINK_NOFOLLOW))
+                return;
+        bytes = (uint64_t)(st.st_blocks + map.st_blocks) * 512;
+        if (plain->doomed)
+                store->doomed_bytes += bytes - plain->disk_bytes;
+        else
+                store->plain_bytes += bytes - plain->disk_bytes;
+        plain->disk_bytes = bytes;
+}
+
+/* The chunk is in the file: says so in the map. */
+static int note_chunk(struct sheaf_store *store, struct sheaf_plain *plain,
+        uint64_t index, const struct sheaf_digest *digest)
+{
+        off_t at = (off_t)(sizeof(struct sheaf_disk_map) +
+                           index * sizeof(*digest));
+        char name[48];
+        int rc;
+
+        sheaf_plain_name(plain->node, ".map", name);
+        rc = sheaf_file_enter(store, &plain->map, name, false);
+        if (rc)
+                return rc;
+        if (pwrite(plain->map.fd, digest, sizeof(*digest), at) !=
+                (ssize_t)sizeof(*digest))
+                rc = -EIO;
+        sheaf_file_leave(store, &plain->map);
+        return rc;
+}
+
+void sheaf_plain_forget_chunk(
+        struct sheaf_store *store, struct sheaf_plain *plain, uint64_t index)
+{
+        static const struct sheaf_digest none;
+        uint32_t len = sheaf_chunk_len(plain->size_bytes, index);
+
+        if (!sheaf_digest_known(&plain->digests[index]))
+                return;
+        if (note_chunk(store, plain, index, &none))
+                store->stats.io_errors++; /* the hash still guards it */
+        plain->digests[index] = none;
+        plain->present--;
+        plain->fresh = false;
+        store->stats.chunks--;
+        store->stats.payload_bytes -= len;
+}
+
+static void write_done(struct sheaf_disk_io *io, int rc)
+{
+        struct plain_write *op = (struct plain_write *)io;
+        struct sheaf_store *store = op->store;
+        struct sheaf_plain *plain = op->plain;
+        struct sheaf_write_private *p = sheaf_write_private(op->write);
+
+        account(store, plain);
+        sheaf_file_leave(store, &plain->file);
+        if (!rc && plain->doomed)
+                rc = -EDQUOT;
+        if (!rc)
+                rc = note_chunk(store, plain, op->index, &p->digest);
+        if (!rc) {
+                store->stats.container_written_bytes += io->len_bytes;
+                if (!sheaf_digest_known(&plain->digests[op->index])) {
+                        plain->present++;
+                        store->stats.chunks++;
+                        store->stats.payload_bytes += io->len_bytes;
+                }
+                plain->digests[op->index] = p->digest;
+                sheaf_store_published(store, op->write, &p->place);
+                sheaf_space_degraded(store, 0);
+                if (sheaf_plain_complete(plain))
+                        sheaf_plain_check(store, plain);
+        } else if (rc != -EDQUOT) {
+                store->stats.io_errors++;
+                sheaf_space_degraded(store, rc);
+                rc = rc == -ENOSPC ? rc : -EIO;
+        }
+        sheaf_store_finish_write(store, op->write, rc);
+        sheaf_plain_leave(store, plain);
+        free(op);
+}
+
+static int begin(struct sheaf_store *store, struct sheaf_store_write *write,
+        uint64_t node, uint64_t size_bytes, struct sheaf_plain **ret_plain)
+{
+        struct sheaf_plain *plain;
+        struct sheaf_group *group =
+                sheaf_group_get(store, write->ref.version->group);
+        uint64_t room = write->ref.len_bytes + 64 * SHEAF_KIB;
+        bool freed = true;
+        int rc = sheaf_space_room(store, room);
+
+        while (rc == -EDQUOT && freed && group) {
+                struct sheaf_segment *segment =
+                        sheaf_space_reuse(store, group, &freed);
+
+                if (segment) {
+                        sheaf_segment_unlink(store, segment);
+                        freed = true;
+                }
+                if (freed)
+                        rc = sheaf_space_room(store, room);
+        }
+        if (rc)
+                return rc;
+        plain = sheaf_plain_find(store, node);
+        if (plain && plain->size_bytes != size_bytes) {
+                sheaf_plain_drop(store, plain);
+                plain = NULL;
+        }
+        if (plain) {
+                *ret_plain = plain;
+                return 0;
+        }
+        return plain_make(
+                store, write->ref.version->group, node, size_bytes, ret_plain);
+}
+
+void sheaf_plain_write(struct sheaf_store *store,
+        struct sheaf_store_write *write, uint64_t node, uint64_t size_bytes)
+{
+        struct plain_write *op = sheaf_new(struct plain_write, 1);
+        struct sheaf_write_private *p = sheaf_write_private(write);
+        struct sheaf_plain *plain = NULL;
+        char name[48];
+        int rc = op ? begin(store, write, node, size_bytes, &plain) : -ENOMEM;
+
+        sheaf_plain_name(node, "", name);
+        if (!rc)
+                rc = sheaf_file_enter(store, &plain->file, name, false);
+        if (rc == -ENOENT && plain) {
+                /* It vanished behind our back: begin it anew. */
+                sheaf_plain_drop(store, plain);
+                rc = begin(store, write, node, size_bytes, &plain);
+                if (!rc)
+                        rc = sheaf_file_enter(store, &plain->file, name, false);
+        }
+        if (!rc && plain->marked) {
+                plain->marked = false;
+                plain->fresh = false;
+                rc = write_header(store, plain);
+                if (rc)
+                        sheaf_file_leave(store, &plain->file);
+        }
+        if (rc) {
+                if (rc != -EDQUOT && rc != -ENOSPC && rc != -ENOMEM)
+                        rc = -EIO;
+                sheaf_store_finish_write(store, write, rc);
+                free(op);
+                return;
+        }
+        op->store = store;
+        op->plain = plain;
+        op->write = write;
+        op->index = write->ref.index;
+        p->place = sheaf_place_of_node(node, op->index, plain->generation);
+        op->io = (struct sheaf_disk_io){
+                .op = SHEAF_DISK_WRITE,
+                .fd = plain->file.fd,
+                .fixed = -1,
+                .buf = (void *)write->bytes,
+                .len_bytes = write->ref.len_bytes,
+                .offset_bytes = op->index * SHEAF_CHUNK_BYTES_MAX,
+                .done = write_done,
+        };
+        sheaf_plain_enter(plain);
+        sheaf_disk_submit(store->disk, &op->io);
+}
+
+int sheaf_plain_load(struct sheaf_store *store, uint64_t node)
+{
+        struct sheaf_disk_map header;
+        struct sheaf_plain *plain;
+        struct stat st, map;
+        char name[48], map_name[48];
+        sheaf_autofd int fd = -1;
+        ssize_t bytes;
+
+        sheaf_plain_name(node, "", name);
+        sheaf_plain_name(node, ".map", map_name);
+        fd = openat(store->dir_fd, map_name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+        if (fd < 0 || fstat(fd, &map) ||
+                fstatat(store->dir_fd, name, &st, AT_SYMLINK_NOFOLLOW))
+                return -errno;
+        if (pread(fd, &header, sizeof(header), 0) != (ssize_t)sizeof(header) ||
+                header.magic != SHEAF_DISK_MAP_MAGIC ||
+                header.layout != SHEAF_DISK_LAYOUT || header.node != node ||
+                !sheaf_mac_good(store->mac, &header, sizeof(header)) ||
+                (uint64_t)st.st_size != header.size_bytes ||
+                !S_ISREG(st.st_mode) ||
+                header.chunk_count != sheaf_chunk_count(header.size_bytes))
+                return -EBADMSG;
+        plain = plain_new(node, header.size_bytes);
+        if (!plain)
+                return -ENOMEM;
+        bytes = (ssize_t)(plain->chunk_count * sizeof(struct sheaf_digest));
+        if (pread(fd, plain->digests, (size_t)bytes, sizeof(header)) != bytes) {
+                plain_free(store, plain);
+                return -EBADMSG;
+        }
+        plain->group = header.group;
+        plain->generation = header.generation;
+        plain->mark = header.mark;
+        plain->marked = header.mark.ino != 0;
+        plain->disk_bytes = (uint64_t)(st.st_blocks + map.st_blocks) * 512;
+        plain_link(store, plain);
+        for (uint64_t i = 0; i < plain->chunk_count; i++) {
+                struct sheaf_place place =
+                        sheaf_place_of_node(node, i, plain->generation);
+
+                if (!sheaf_digest_known(&plain->digests[i]))
+                        continue;
+                plain->present++;
+                store->stats.chunks++;
+                store->stats.payload_bytes +=
+                        sheaf_chunk_len(plain->size_bytes, i);
+                sheaf_places_note(store, &plain->digests[i], &place);
+        }
+        return 0;
+}
+
+void sheaf_plain_deinit(struct sheaf_store *store)
+{
+        for (size_t b = 0; b < SHEAF_PLAIN_BUCKETS; b++) {
+                while (store->plains[b]) {
+                        struct sheaf_plain *plain = store->plains[b];
+
+                        store->plains[b] = plain->next;
+                        plain_free(store, plain);
+                }
+        }
+        while (store->plains_doomed) {
+                struct sheaf_plain *plain = store->plains_doomed;
+
+                store->plains_doomed = plain->next;
+                plain_free(store, plain);
+        }
+}

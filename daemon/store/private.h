@@ -1,0 +1,371 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the files of the disk tier share; nothing outside includes this.
+ *
+ *   store.c    open, close, reads, writes: the facade
+ *   space.c    groups, limits, who gives way
+ *   places.c   digest -> place: pending batch, catalog, damaged places
+ *   segment.c  table of segments;  append.c  filling them
+ *   plain.c    large files;  plain_check.c  their hashing and leases
+ *   version.c  flat arrays;  recover.c  what a start finds
+ *
+ * Everything runs on the loop thread unless a comment says "pool". */
+#ifndef SHEAF_DAEMON_STORE_PRIVATE_H
+#define SHEAF_DAEMON_STORE_PRIVATE_H
+
+#include "daemon/clock.h"
+#include "daemon/log.h"
+#include "daemon/store/buffers.h"
+#include "daemon/store/catalog.h"
+#include "daemon/store/disk.h"
+#include "daemon/store/lock.h"
+#include "daemon/store/mac.h"
+#include "daemon/store/store.h"
+
+#define SHEAF_SEGMENT_NUMBER_MAX  (UINT32_C(1) << 22)
+#define SHEAF_PENDING_BATCH       (UINT64_C(256) << 10)
+#define SHEAF_FLUSH_IDLE_NS       (INT64_C(200) * SHEAF_NS_PER_MS)
+#define SHEAF_FILES_OPEN_MAX      256
+#define SHEAF_APPEND_BUFFERS_MAX  8
+#define SHEAF_APPEND_BUFFER_BYTES ((UINT64_C(4) << 20) + (UINT64_C(16) << 10))
+#define SHEAF_APPEND_FLUSH_BYTES  (UINT64_C(2) << 20)
+
+/* ---- descriptors: opened on use, closed when too many are idle ---- */
+
+struct sheaf_file {
+        int fd; /* -1: closed */
+        unsigned int users;
+        struct sheaf_file *newer, *older; /* idle list while users == 0 */
+};
+
+/* Opens DIR/@name if needed. 0; -errno. Paired with _leave. */
+SHEAF_MUST_CHECK int sheaf_file_enter(struct sheaf_store *store,
+        struct sheaf_file *file, const char *name, bool direct);
+void sheaf_file_leave(struct sheaf_store *store, struct sheaf_file *file);
+/* Closes now (users == 0). */
+void sheaf_file_shut(struct sheaf_store *store, struct sheaf_file *file);
+
+/* ---- segments ---- */
+
+enum sheaf_segment_state {
+        SHEAF_SEGMENT_FREE = 0, /* no live record; may be refilled */
+        SHEAF_SEGMENT_MAKING,   /* header with a new generation under way */
+        SHEAF_SEGMENT_OPEN,
+        SHEAF_SEGMENT_SEALING,
+        SHEAF_SEGMENT_SEALED,
+};
+
+struct sheaf_segment {
+        uint32_t number, generation;
+        uint64_t group;
+        enum sheaf_segment_state state;
+        unsigned int busy; /* reads, writes and checks in flight */
+        struct sheaf_file file;
+        uint64_t end_bytes, payload_bytes, disk_bytes;
+        uint32_t records, dropped; /* dropped: evicted or damaged */
+        bool cataloged;            /* all records are in the catalog */
+        bool synced;               /* sealed and durable */
+        bool unchecked;
+        bool doomed;                      /* released as soon as it is sealed */
+        struct sheaf_disk_entry *entries; /* until cataloged and sealed */
+        size_t entry_cap;
+};
+
+struct sheaf_segment *sheaf_segment_at(
+        const struct sheaf_store *store, uint32_t number);
+void sheaf_segment_name(uint32_t number, char ret_name[32]);
+/* A table entry for @number, or a number of its own when 0. NULL: -ENOMEM. */
+struct sheaf_segment *sheaf_segment_add(
+        struct sheaf_store *store, uint32_t number);
+/* Forgets the table entry; its file must be gone. */
+void sheaf_segment_remove(
+        struct sheaf_store *store, struct sheaf_segment *segment);
+/* All its records are gone for all versions; it may be refilled. */
+void sheaf_segment_release(
+        struct sheaf_store *store, struct sheaf_segment *segment);
+/* Releases, deletes the file and forgets. */
+void sheaf_segment_unlink(
+        struct sheaf_store *store, struct sheaf_segment *segment);
+/* One record less; the last one releases the segment. */
+void sheaf_segment_drop_record(struct sheaf_store *store,
+        struct sheaf_segment *segment, uint32_t len_bytes);
+SHEAF_MUST_CHECK int sheaf_segment_note(
+        struct sheaf_segment *segment, const struct sheaf_disk_entry *entry);
+
+/* Checks the header at the start of @data for @place and @digest; -EBADMSG.
+ * @ret_bytes: length of the payload. */
+SHEAF_MUST_CHECK int sheaf_record_check(struct sheaf_mac *mac,
+        const struct sheaf_disk_record *record, uint32_t number,
+        uint32_t generation, uint64_t offset_bytes);
+
+/* ---- groups and their append position ---- */
+
+struct sheaf_append_buffer {
+        struct sheaf_disk_io io;
+        struct sheaf_store *store;
+        struct sheaf_segment *segment;
+        uint8_t *bytes;
+        uint64_t start_bytes; /* in the segment */
+        struct sheaf_store_write *writes, **writes_tail;
+        struct sheaf_append_buffer *next;
+};
+
+struct sheaf_append {
+        struct sheaf_segment *segment;      /* OPEN, or NULL */
+        bool making;                        /* a segment is being made */
+        struct sheaf_append_buffer *buffer; /* being filled, or NULL */
+        int64_t touched_ns;
+        struct sheaf_store_write *waiting, **waiting_tail;
+};
+
+struct sheaf_group {
+        uint64_t id;
+        bool live;
+        int64_t idle_since_ns;
+        struct sheaf_append append;
+        struct sheaf_group *next;
+};
+
+struct sheaf_group *sheaf_group_get(struct sheaf_store *store, uint64_t id);
+void sheaf_append_write(
+        struct sheaf_store *store, struct sheaf_store_write *write);
+/* Gives waiting writes of all groups another try (a buffer is free). */
+void sheaf_append_kick(struct sheaf_store *store);
+/* Pushes what is older than @age_ns. */
+void sheaf_append_flush(struct sheaf_store *store, int64_t age_ns);
+/* Flushes and closes the group's open segment. */
+void sheaf_append_drop(struct sheaf_store *store, struct sheaf_group *group);
+void sheaf_append_deinit(struct sheaf_store *store);
+/* One user less; a segment that waits to be sealed goes on. */
+void sheaf_segment_unbusy(
+        struct sheaf_store *store, struct sheaf_segment *segment);
+/* The summary as it lies at the end of the file, page aligned; free() it. */
+void *sheaf_segment_summary(struct sheaf_store *store,
+        struct sheaf_segment *segment, size_t *ret_bytes);
+
+/* What store_private of a write holds. */
+struct sheaf_write_private {
+        struct sheaf_store_write *next;
+        struct sheaf_place place;
+        struct sheaf_digest digest;
+        int rc;
+};
+
+static inline struct sheaf_write_private *sheaf_write_private(
+        struct sheaf_store_write *write)
+{
+        return (struct sheaf_write_private *)write->store_private;
+}
+_Static_assert(sizeof(struct sheaf_write_private) <=
+                       sizeof(((struct sheaf_store_write *)0)->store_private),
+        "fits");
+
+/* ---- space ---- */
+
+/* Room for @bytes more: 0, -EDQUOT, -ENOSPC. */
+SHEAF_MUST_CHECK int sheaf_space_room(
+        struct sheaf_store *store, uint64_t bytes);
+/* A FREE segment, taken from an idle group if it must be, or NULL. Also
+ * deletes plain files of idle groups; *@ret_freed tells that room was made. */
+struct sheaf_segment *sheaf_space_reuse(struct sheaf_store *store,
+        const struct sheaf_group *asker, bool *ret_freed);
+uint64_t sheaf_space_used(const struct sheaf_store *store);
+/* Brings usage below the limit again after metadata grew. */
+void sheaf_space_enforce(struct sheaf_store *store);
+void sheaf_space_meta(struct sheaf_store *store);
+void sheaf_space_degraded(struct sheaf_store *store, int rc);
+
+/* ---- places ---- */
+
+bool sheaf_places_alive(
+        const struct sheaf_store *store, const struct sheaf_place *place);
+/* 0; -ENOENT. */
+SHEAF_MUST_CHECK int sheaf_places_find(struct sheaf_store *store,
+        const struct sheaf_digest *digest, struct sheaf_place *ret_place);
+void sheaf_places_note(struct sheaf_store *store,
+        const struct sheaf_digest *digest, const struct sheaf_place *place);
+/* A removal, if the digest still is at @place. */
+void sheaf_places_forget(struct sheaf_store *store,
+        const struct sheaf_digest *digest, const struct sheaf_place *place);
+/* The object at @place is damaged: true the first time. */
+bool sheaf_places_bad(
+        struct sheaf_store *store, const struct sheaf_place *place);
+/* Commits the pending batch; when @force, whatever its size. */
+void sheaf_places_commit(struct sheaf_store *store, bool force);
+
+/* ---- plain files ---- */
+
+struct sheaf_plain {
+        uint64_t node, group, size_bytes, chunk_count, present, disk_bytes;
+        uint32_t generation;
+        struct sheaf_digest *digests; /* of chunks; zero: absent */
+        struct sheaf_file file, map;
+        unsigned int busy, leases;
+        bool fresh; /* all of it was written in this run */
+        bool checking;
+        bool doomed; /* unlinked; freed when nobody uses it */
+        bool marked;
+        struct sheaf_disk_mark mark;
+        struct sheaf_plain *next; /* in its hash chain, or doomed list */
+};
+
+#define SHEAF_PLAIN_BUCKETS 4096
+
+struct sheaf_plain *sheaf_plain_find(
+        const struct sheaf_store *store, uint64_t node);
+void sheaf_plain_write(struct sheaf_store *store,
+        struct sheaf_store_write *write, uint64_t node, uint64_t size_bytes);
+void sheaf_plain_name(uint64_t node, const char *suffix, char ret_name[48]);
+/* Unlinks; places into it are gone. */
+void sheaf_plain_drop(struct sheaf_store *store, struct sheaf_plain *plain);
+void sheaf_plain_enter(struct sheaf_plain *plain);
+void sheaf_plain_leave(struct sheaf_store *store, struct sheaf_plain *plain);
+void sheaf_plain_forget_chunk(
+        struct sheaf_store *store, struct sheaf_plain *plain, uint64_t index);
+/* Hashes what was not written in this run, syncs and marks. */
+void sheaf_plain_check(struct sheaf_store *store, struct sheaf_plain *plain);
+/* Reads NODE.map; used by recovery. */
+SHEAF_MUST_CHECK int sheaf_plain_load(struct sheaf_store *store, uint64_t node);
+void sheaf_plain_deinit(struct sheaf_store *store);
+/* Drops the group's files; leased ones linger without a name. */
+void sheaf_plain_drop_group(struct sheaf_store *store, uint64_t group);
+/* The map's header as it belongs on disk now. */
+void sheaf_plain_header(struct sheaf_store *store,
+        const struct sheaf_plain *plain, struct sheaf_disk_map *ret_header);
+bool sheaf_plain_complete(const struct sheaf_plain *plain);
+/* Whether the file on disk still is the one that was marked. */
+bool sheaf_plain_marked(struct sheaf_store *store, struct sheaf_plain *plain);
+
+/* ---- versions ---- */
+
+struct sheaf_large {
+        uint64_t first_chunk;
+        uint32_t entry;
+};
+
+struct sheaf_tally {
+        uint64_t bytes;
+        uint64_t chunks;
+};
+
+struct sheaf_version {
+        struct sheaf_store *store;
+        struct sheaf_listing listing;
+        uint64_t group, serial;
+        uint8_t uuid[16];
+        struct sheaf_digest *digests;
+        struct sheaf_place *places;
+        size_t digests_bytes, places_bytes;
+        int digests_fd, places_fd;
+        uint32_t *lens;
+        struct sheaf_large *large; /* files over one chunk, by first_chunk */
+        size_t large_count;
+        uint64_t known, disk_chunks, disk_bytes;
+        struct sheaf_tally *tally; /* by segment number */
+        uint32_t tally_cap;
+        bool foreign; /* has places in plain files of other nodes */
+        struct sheaf_version *next;
+};
+
+/* Place of a chunk, joined by digest when the array has none. */
+SHEAF_MUST_CHECK int sheaf_version_find(struct sheaf_version *version,
+        uint64_t chunk, struct sheaf_place *ret_place);
+void sheaf_version_place(struct sheaf_version *version, uint64_t chunk,
+        const struct sheaf_place *place);
+void sheaf_version_unplace(struct sheaf_version *version, uint64_t chunk);
+void sheaf_version_segment_gone(struct sheaf_version *version, uint32_t number);
+void sheaf_version_plain_gone(struct sheaf_version *version, uint64_t node);
+
+/* ---- recovery ---- */
+
+struct sheaf_recovered {
+        struct sheaf_disk_entry *entries; /* ascending serial */
+        size_t count, cap;
+};
+
+SHEAF_MUST_CHECK int sheaf_recover(struct sheaf_store *store);
+/* Gives a version the digests that were learned before a crash. */
+void sheaf_recover_version(
+        struct sheaf_store *store, struct sheaf_version *version);
+/* One small step of the cleaning behind; false when all is done. */
+bool sheaf_recover_step(struct sheaf_store *store);
+void sheaf_recover_deinit(struct sheaf_store *store);
+
+/* ---- the store ---- */
+
+struct sheaf_store {
+        uv_loop_t *loop;
+        char *dir;
+        int dir_fd;
+        uint64_t bytes_max, floor_bytes, segment_bytes;
+        struct sheaf_lock lock;
+        struct sheaf_mac *mac;
+        struct sheaf_disk *disk;
+        struct sheaf_buffers buffers;
+        struct sheaf_catalog *catalog;
+        bool closing, unclean;
+
+        struct sheaf_file idle; /* list head: newer = newest idle */
+        unsigned int files_open;
+
+        struct sheaf_segment **segments; /* by number */
+        uint32_t segment_cap, segment_top, segment_count, free_count;
+        struct sheaf_group *groups;
+        struct sheaf_append_buffer *append_free;
+        unsigned int append_buffers;
+
+        struct sheaf_plain *plains[SHEAF_PLAIN_BUCKETS];
+        struct sheaf_plain *plains_doomed;
+        uint64_t plain_count, plain_bytes, doomed_bytes;
+        int readonly_tree_fd; /* -1: not made yet, -2: not allowed */
+
+        struct sheaf_version *versions;
+        struct sheaf_pending pending, committing;
+        bool commit_running, commit_wanted;
+        struct sheaf_place *bad; /* damaged places, a ring */
+        size_t bad_count;
+
+        uint64_t segment_disk_bytes, meta_bytes, version_meta_bytes;
+
+        uv_timer_t timer;   /* idle flush, retries */
+        uv_idle_t deferred; /* completions that must not be immediate */
+        int open_handles;
+        struct sheaf_store_write *defer_writes, **defer_writes_tail;
+        struct sheaf_store_read *defer_reads, **defer_reads_tail;
+        struct sheaf_store_read *wait_reads[SHEAF_BUFFER_CLASSES];
+        struct sheaf_store_read **wait_tail[SHEAF_BUFFER_CLASSES];
+
+        struct sheaf_recovered recovered;
+        void *sweep;           /* DIR * of the cleaning behind, or NULL */
+        unsigned int sweep_at; /* which directory; past the last: done */
+        struct sheaf_store_stats stats;
+        struct sheaf_log_once full_once, bad_once, io_once;
+};
+
+/* What store_private of a read holds. */
+struct sheaf_read_private {
+        struct sheaf_store_read *next;
+        struct sheaf_store *store;
+        struct sheaf_buffer *buffer;
+        int rc;
+};
+
+static inline struct sheaf_read_private *sheaf_read_private(
+        struct sheaf_store_read *read)
+{
+        return (struct sheaf_read_private *)read->store_private;
+}
+
+void sheaf_store_finish_read(
+        struct sheaf_store *store, struct sheaf_store_read *read, int rc);
+/* Completes a write on a later turn of the loop. */
+void sheaf_store_finish_write(
+        struct sheaf_store *store, struct sheaf_store_write *write, int rc);
+/* The chunk lies at @place now: catalog, version's array, counters. */
+void sheaf_store_published(struct sheaf_store *store,
+        struct sheaf_store_write *write, const struct sheaf_place *place);
+/* Drops a damaged or vanished place everywhere. */
+void sheaf_store_drop_place(struct sheaf_store *store,
+        const struct sheaf_digest *digest, const struct sheaf_place *place,
+        uint32_t len_bytes);
+
+#endif

@@ -1,0 +1,482 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The flat arrays of a version: learned digests and places.
+ *
+ *  1 the files are fully allocated before they are mapped: a full disk must
+ *    not turn a store into SIGBUS
+ *  2 disk_chunks and disk_bytes count places that are alive; tally[] knows
+ *    how much of that lies in each segment, so that giving up a segment
+ *    costs O(1) a version
+ *  3 a place is a claim: the record's header decides when it is read
+ *  4 a chunk without a digest has no place */
+#include "daemon/store/private.h"
+
+#include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
+#include <sys/stat.h>
+
+static void uuid_hex(const uint8_t uuid[16], char ret_hex[33])
+{
+        for (int i = 0; i < 16; i++)
+                snprintf(ret_hex + 2 * i, 3, "%02x", uuid[i]);
+}
+
+int sheaf_version_dir(struct sheaf_store *store, const uint8_t uuid[16],
+        char *ret_path, size_t cap_bytes)
+{
+        char hex[33], name[64];
+        int n;
+
+        uuid_hex(uuid, hex);
+        n = snprintf(ret_path, cap_bytes, "%s/versions/%s", store->dir, hex);
+        if (n < 0 || (size_t)n >= cap_bytes)
+                return -ENAMETOOLONG;
+        snprintf(name, sizeof(name), "versions/%s", hex);
+        if (mkdirat(store->dir_fd, "versions", 0700) && errno != EEXIST)
+                return -errno;
+        if (mkdirat(store->dir_fd, name, 0700) && errno != EEXIST)
+                return -errno;
+        return 0;
+}
+
+/* Maps @dir/@name with exactly @bytes; another size means that it was cut or
+ * belongs to something else: it begins anew, all unknown. */
+static int map_file(
+        int dir_fd, const char *name, size_t bytes, int *ret_fd, void **ret_map)
+{
+        sheaf_autofd int fd = openat(
+                dir_fd, name, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+        struct stat st;
+        void *map;
+        int rc;
+
+        if (fd < 0 || fstat(fd, &st))
+                return -errno;
+        if ((uint64_t)st.st_size != bytes) {
+                if (ftruncate(fd, 0))
+                        return -errno;
+                rc = posix_fallocate(fd, 0, (off_t)bytes);
+                if (rc) {
+                        unlinkat(dir_fd, name, 0);
+                        return -rc;
+                }
+        }
+        map = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+        if (map == MAP_FAILED)
+                return -errno;
+        *ret_fd = sheaf_steal_fd(&fd);
+        *ret_map = map;
+        return 0;
+}
+
+static int by_first_chunk(const void *a, const void *b)
+{
+        const struct sheaf_large *x = a, *y = b;
+
+        return x->first_chunk < y->first_chunk
+                       ? -1
+                       : x->first_chunk > y->first_chunk;
+}
+
+static int index_chunks(struct sheaf_version *version)
+{
+        const struct sheaf_listing *listing = &version->listing;
+        size_t large = 0, kept = 0;
+
+        version->lens = sheaf_new(uint32_t, listing->chunk_count + 1);
+        if (!version->lens)
+                return -ENOMEM;
+        for (uint32_t i = 0; i < listing->file_count; i++) {
+                const struct sheaf_listing_entry *e =
+                        &listing->entries[listing->files[i]];
+                uint64_t n = sheaf_chunk_count(e->size_bytes);
+
+                if (e->first_chunk + n > listing->chunk_count)
+                        return -EBADMSG;
+                for (uint64_t c = 0; c < n; c++)
+                        version->lens[e->first_chunk + c] =
+                                sheaf_chunk_len(e->size_bytes, c);
+                large += n > 1;
+        }
+        version->large = sheaf_new(struct sheaf_large, large + 1);
+        if (!version->large)
+                return -ENOMEM;
+        for (uint32_t i = 0; i < listing->file_count; i++) {
+                uint32_t entry = listing->files[i];
+                const struct sheaf_listing_entry *e = &listing->entries[entry];
+
+                if (e->size_bytes > SHEAF_CHUNK_BYTES_MAX)
+                        version->large[kept++] = (struct sheaf_large){
+                                .first_chunk = e->first_chunk,
+                                .entry = entry,
+                        };
+        }
+        qsort(version->large, kept, sizeof(*version->large), by_first_chunk);
+        version->large_count = kept;
+        return 0;
+}
+
+static struct sheaf_tally *tally_of(
+        struct sheaf_version *version, uint32_t number)
+{
+        if (number >= version->tally_cap) {
+                uint32_t cap = SHEAF_MAX(number + 1,
+                        SHEAF_MAX(version->tally_cap * 2, UINT32_C(64)));
+                struct sheaf_tally *bigger =
+                        realloc(version->tally, cap * sizeof(*bigger));
+
+                if (!bigger)
+                        return NULL;
+                memset(bigger + version->tally_cap, 0,
+                        (cap - version->tally_cap) * sizeof(*bigger));
+                version->tally = bigger;
+                version->tally_cap = cap;
+        }
+        return &version->tally[number];
+}
+
+/* Whether a set place counts in the sums now. */
+static bool counted(
+        const struct sheaf_version *version, const struct sheaf_place *place)
+{
+        return sheaf_place_set(place) &&
+               sheaf_places_alive(version->store, place);
+}
+
+static bool count(struct sheaf_version *version, uint64_t chunk,
+        const struct sheaf_place *place)
+{
+        if (!sheaf_place_plain(place)) {
+                struct sheaf_tally *tally = tally_of(version, place->container);
+
+                if (!tally)
+                        return false;
+                tally->chunks++;
+                tally->bytes += version->lens[chunk];
+        }
+        version->disk_chunks++;
+        version->disk_bytes += version->lens[chunk];
+        return true;
+}
+
+void sheaf_version_unplace(struct sheaf_version *version, uint64_t chunk)
+{
+        struct sheaf_place *place = &version->places[chunk];
+
+        if (counted(version, place)) {
+                if (!sheaf_place_plain(place)) {
+                        struct sheaf_tally *tally =
+                                tally_of(version, place->container);
+
+                        tally->chunks--;
+                        tally->bytes -= version->lens[chunk];
+                }
+                version->disk_chunks--;
+                version->disk_bytes -= version->lens[chunk];
+        }
+        *place = (struct sheaf_place){ 0 };
+}
+
+void sheaf_version_place(struct sheaf_version *version, uint64_t chunk,
+        const struct sheaf_place *place)
+{
+        struct sheaf_place copy = *place;
+
+        sheaf_version_unplace(version, chunk);
+        if (!sheaf_digest_known(&version->digests[chunk]) ||
+                !count(version, chunk, &copy))
+                return;
+        version->places[chunk] = copy;
+        if (sheaf_place_plain(&copy)) {
+                uint32_t entry;
+
+                if (sheaf_listing_by_node(&version->listing,
+                            sheaf_place_node(&copy), &entry) ||
+                        !sheaf_listing_is_file(&version->listing, entry) ||
+                        version->listing.entries[entry].first_chunk +
+                                        (copy.offset_bytes >>
+                                                SHEAF_PLAIN_GEN_BITS) !=
+                                chunk)
+                        version->foreign = true;
+        }
+}
+
+void sheaf_version_segment_gone(struct sheaf_version *version, uint32_t number)
+{
+        if (number >= version->tally_cap)
+                return;
+        version->disk_chunks -= version->tally[number].chunks;
+        version->disk_bytes -= version->tally[number].bytes;
+        version->tally[number] = (struct sheaf_tally){ 0 };
+}
+
+/* Called while places into the plain file still count as alive. */
+void sheaf_version_plain_gone(struct sheaf_version *version, uint64_t node)
+{
+        uint64_t from = 0, to = version->listing.chunk_count;
+        uint32_t entry;
+
+        if (!version->foreign) {
+                const struct sheaf_listing_entry *e;
+
+                if (sheaf_listing_by_node(&version->listing, node, &entry) ||
+                        !sheaf_listing_is_file(&version->listing, entry))
+                        return;
+                e = &version->listing.entries[entry];
+                from = e->first_chunk;
+                to = from + sheaf_chunk_count(e->size_bytes);
+        }
+        for (uint64_t c = from; c < to; c++) {
+                const struct sheaf_place *place = &version->places[c];
+
+                if (sheaf_place_set(place) && sheaf_place_plain(place) &&
+                        sheaf_place_node(place) == node)
+                        sheaf_version_unplace(version, c);
+        }
+}
+
+static void count_all(struct sheaf_version *version)
+{
+        for (uint64_t c = 0; c < version->listing.chunk_count; c++) {
+                struct sheaf_place place = version->places[c];
+
+                if (!sheaf_digest_known(&version->digests[c])) {
+                        version->places[c] = (struct sheaf_place){ 0 };
+                        continue;
+                }
+                version->known++;
+                if (!sheaf_place_set(&place))
+                        continue;
+                version->places[c] = (struct sheaf_place){ 0 };
+                if (sheaf_places_alive(version->store, &place))
+                        sheaf_version_place(version, c, &place);
+        }
+}
+
+static int open_arrays(struct sheaf_version *version)
+{
+        uint64_t chunks = version->listing.chunk_count;
+        char hex[33], name[64];
+        sheaf_autofd int dir_fd = -1;
+        int rc;
+
+        uuid_hex(version->uuid, hex);
+        snprintf(name, sizeof(name), "versions/%s", hex);
+        dir_fd = openat(version->store->dir_fd, name,
+                O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+        if (dir_fd < 0)
+                return -errno;
+        version->digests_bytes = sheaf_round_up(
+                (chunks + 1) * sizeof(struct sheaf_digest), SHEAF_DISK_PAGE);
+        version->places_bytes = sheaf_round_up(
+                (chunks + 1) * sizeof(struct sheaf_place), SHEAF_DISK_PAGE);
+        rc = map_file(dir_fd, "digests", version->digests_bytes,
+                &version->digests_fd, (void **)&version->digests);
+        if (!rc)
+                rc = map_file(dir_fd, "places", version->places_bytes,
+                        &version->places_fd, (void **)&version->places);
+        if (rc)
+                return rc;
+        return 0;
+}
+
+static void version_free(struct sheaf_version *version)
+{
+        if (version->digests)
+                munmap(version->digests, version->digests_bytes);
+        if (version->places)
+                munmap(version->places, version->places_bytes);
+        sheaf_close_p(&version->digests_fd);
+        sheaf_close_p(&version->places_fd);
+        free(version->lens);
+        free(version->large);
+        free(version->tally);
+        free(version);
+}
+
+int sheaf_version_open(struct sheaf_store *store,
+        const struct sheaf_listing *listing, uint64_t group,
+        struct sheaf_version **ret_version)
+{
+        struct sheaf_version *version = sheaf_new(struct sheaf_version, 1);
+        int rc;
+
+        if (!version)
+                return -ENOMEM;
+        version->store = store;
+        version->listing = *listing;
+        version->group = group;
+        version->serial = listing->header->serial;
+        memcpy(version->uuid, listing->header->uuid, sizeof(version->uuid));
+        version->digests_fd = version->places_fd = -1;
+        rc = index_chunks(version);
+        if (!rc)
+                rc = open_arrays(version);
+        if (!rc && !sheaf_group_get(store, group))
+                rc = -ENOMEM;
+        if (rc) {
+                version_free(version);
+                return rc;
+        }
+        count_all(version);
+        sheaf_recover_version(store, version);
+        version->next = store->versions;
+        store->versions = version;
+        sheaf_space_meta(store);
+        *ret_version = version;
+        return 0;
+}
+
+void sheaf_version_close(struct sheaf_version *version)
+{
+        struct sheaf_store *store;
+        struct sheaf_version **at;
+
+        if (!version)
+                return;
+        store = version->store;
+        at = &store->versions;
+        while (*at != version)
+                at = &(*at)->next;
+        *at = version->next;
+        version_free(version);
+        sheaf_space_meta(store);
+}
+
+static bool node_in_use(const struct sheaf_store *store, uint64_t node)
+{
+        uint32_t entry;
+
+        for (const struct sheaf_version *v = store->versions; v; v = v->next) {
+                if (!sheaf_listing_by_node(&v->listing, node, &entry))
+                        return true;
+        }
+        return false;
+}
+
+/* Drops plain files that only the removed version's listing names. */
+static void drop_plains(struct sheaf_store *store, int dir_fd)
+{
+        sheaf_autofd int fd =
+                openat(dir_fd, "listing", O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+        struct sheaf_listing listing;
+        struct stat st;
+        void *map;
+
+        if (fd < 0 || fstat(fd, &st) || st.st_size <= 0)
+                return;
+        map = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
+        if (map == MAP_FAILED)
+                return;
+        if (!sheaf_listing_open(map, (size_t)st.st_size, true, &listing)) {
+                for (uint32_t i = 0; i < listing.file_count; i++) {
+                        const struct sheaf_listing_entry *e =
+                                &listing.entries[listing.files[i]];
+                        struct sheaf_plain *plain =
+                                e->size_bytes > SHEAF_CHUNK_BYTES_MAX
+                                        ? sheaf_plain_find(store, e->node)
+                                        : NULL;
+
+                        if (plain && !node_in_use(store, e->node))
+                                sheaf_plain_drop(store, plain);
+                }
+        }
+        munmap(map, (size_t)st.st_size);
+}
+
+int sheaf_version_remove(
+        struct sheaf_store *store, const uint8_t uuid[16], uint64_t serial)
+{
+        static const char *const names[] = { "listing", "digests", "places" };
+        sheaf_autofd int dir_fd = -1;
+        char hex[33], name[64], gone[64];
+
+        (void)serial;
+        uuid_hex(uuid, hex);
+        snprintf(name, sizeof(name), "versions/%s", hex);
+        snprintf(gone, sizeof(gone), "versions/.gone-%s", hex);
+        /* Renamed first: recovery finishes what a crash interrupts. */
+        if (renameat(store->dir_fd, name, store->dir_fd, gone))
+                return errno == ENOENT ? 0 : -errno;
+        dir_fd =
+                openat(store->dir_fd, gone, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+        if (dir_fd < 0)
+                return -errno;
+        drop_plains(store, dir_fd);
+        for (size_t i = 0; i < SHEAF_ARRAY_LEN(names); i++)
+                unlinkat(dir_fd, names[i], 0);
+        if (unlinkat(store->dir_fd, gone, AT_REMOVEDIR))
+                return errno == ENOTEMPTY ? 0 : -errno;
+        sheaf_space_meta(store);
+        return 0;
+}
+
+const struct sheaf_digest *sheaf_version_digest(
+        const struct sheaf_version *version, uint64_t chunk)
+{
+        return &version->digests[chunk];
+}
+
+void sheaf_version_forget(struct sheaf_version *version, uint64_t chunk)
+{
+        sheaf_version_unplace(version, chunk);
+        if (sheaf_digest_known(&version->digests[chunk]))
+                version->known--;
+        memset(&version->digests[chunk], 0, sizeof(struct sheaf_digest));
+}
+
+void sheaf_version_learn(struct sheaf_version *version, uint64_t chunk,
+        const struct sheaf_digest *digest)
+{
+        struct sheaf_place place;
+
+        if (!sheaf_digest_equal(&version->digests[chunk], digest)) {
+                sheaf_version_forget(version, chunk);
+                version->digests[chunk] = *digest;
+                if (sheaf_digest_known(digest))
+                        version->known++;
+        }
+        /* Joins what another version has put on disk already. */
+        if (sheaf_version_find(version, chunk, &place))
+                return;
+}
+
+uint64_t sheaf_version_known(const struct sheaf_version *version)
+{
+        return version->known;
+}
+
+int sheaf_version_find(struct sheaf_version *version, uint64_t chunk,
+        struct sheaf_place *ret_place)
+{
+        struct sheaf_place place = version->places[chunk];
+        int rc;
+
+        if (!sheaf_digest_known(&version->digests[chunk]))
+                return -ENOENT;
+        if (counted(version, &place)) {
+                *ret_place = place;
+                return 0;
+        }
+        rc = sheaf_places_find(
+                version->store, &version->digests[chunk], &place);
+        if (rc)
+                return rc;
+        sheaf_version_place(version, chunk, &place);
+        *ret_place = place;
+        return 0;
+}
+
+bool sheaf_version_on_disk(struct sheaf_version *version, uint64_t chunk)
+{
+        struct sheaf_place place;
+
+        return sheaf_version_find(version, chunk, &place) == 0;
+}
+
+uint64_t sheaf_version_disk(
+        const struct sheaf_version *version, uint64_t *ret_bytes)
+{
+        *ret_bytes = version->disk_bytes;
+        return version->disk_chunks;
+}
