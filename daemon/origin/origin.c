@@ -520,7 +520,8 @@ int sheaf_origin_new(const struct sheaf_origin_config *config,
         size_t groups_bytes = config->group_count * sizeof(gid_t);
         int rc;
 
-        if (!config->reader_path || config->root_fd < 0 ||
+        if (!config->reader_path ||
+                (config->root_fd < 0 && !config->root_path) ||
                 config->deadline_ns <= 0 || config->threads < 0 ||
                 config->threads > 64)
                 return -EINVAL;
@@ -530,12 +531,21 @@ int sheaf_origin_new(const struct sheaf_origin_config *config,
         origin->config = *config;
         origin->reader_path = strdup(config->reader_path);
         origin->groups = malloc(groups_bytes + 1);
-        origin->config.root_fd = fcntl(config->root_fd, F_DUPFD_CLOEXEC, 3);
+        if (config->root_fd >= 0)
+                origin->config.root_fd = fcntl(config->root_fd,
+                        F_DUPFD_CLOEXEC, 3);
+        else
+                origin->config.root_fd = open("/dev/null",
+                        O_RDONLY | O_CLOEXEC);
+        if (config->root_fd < 0)
+                origin->root_path = strdup(config->root_path);
         if (!origin->reader_path || !origin->groups ||
-                origin->config.root_fd < 0) {
+                origin->config.root_fd < 0 ||
+                (config->root_fd < 0 && !origin->root_path)) {
                 rc = origin->config.root_fd < 0 ? -errno : -ENOMEM;
                 sheaf_close_p(&origin->config.root_fd);
                 free(origin->reader_path);
+                free(origin->root_path);
                 free(origin->groups);
                 free(origin);
                 return rc;
@@ -564,6 +574,7 @@ static void on_close(uv_handle_t *handle)
         if (--origin->open_handles)
                 return;
         free(origin->reader_path);
+        free(origin->root_path);
         free(origin->groups);
         free(origin);
 }

@@ -103,6 +103,7 @@ struct sheaf_reader {
 struct sheaf_origin {
         struct sheaf_origin_config config; /* copies: path, groups, root */
         char *reader_path;
+        char *root_path; /* NULL: the descriptor is the root */
         gid_t *groups;
         uv_timer_t timer;
         uv_idle_t kick;

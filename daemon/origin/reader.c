@@ -8,6 +8,7 @@
  * Threads: single until sheaf_reader_serve(). */
 #include "daemon/origin/reader.h"
 
+#include <fcntl.h>
 #include <grp.h>
 #include <linux/capability.h>
 #include <signal.h>
@@ -102,6 +103,27 @@ static void drop_capabilities(void)
                 die("capset");
 }
 
+/* Opens the root by its path, with the owner's rights alone. Where that
+ * fails every request does (the descriptor is no directory), and the daemon
+ * tries again later. */
+static void open_root(void)
+{
+        const char *path = getenv(SHEAF_READER_ROOT_ENV);
+        int fd;
+
+        if (!path)
+                return;
+        fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+        if (fd < 0) {
+                fprintf(stderr, "sheaf-reader: %s: %s\n", path,
+                        strerror(errno));
+                return;
+        }
+        if (dup2(fd, SHEAF_READER_FD_ROOT) < 0)
+                die("root");
+        close(fd);
+}
+
 int main(int argc, char **argv)
 {
         int threads;
@@ -127,6 +149,7 @@ int main(int argc, char **argv)
         if (prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0))
                 die("death signal");
         signal(SIGPIPE, SIG_IGN);
+        open_root();
         sheaf_fault_setup();
         sheaf_reader_serve(threads);
 }

@@ -8,7 +8,9 @@
  *   fault.c   injected faults, in test builds
  *
  * Started by spawn.c with these descriptors and arguments:
- *   sheaf-reader THREADS [UID GID GROUP,GROUP,...] */
+ *   sheaf-reader THREADS [UID GID GROUP,GROUP,...]
+ * and, where the root is known by its path alone, with that path in the
+ * environment variable SHEAF_READER_ROOT. */
 #ifndef SHEAF_DAEMON_ORIGIN_READER_H
 #define SHEAF_DAEMON_ORIGIN_READER_H
 
@@ -24,6 +26,7 @@ enum {
 };
 
 #define SHEAF_READER_THREADS_MAX 64
+#define SHEAF_READER_ROOT_ENV    "SHEAF_READER_ROOT"
 
 /* A path in a message; longer ones are -ENAMETOOLONG. */
 #define SHEAF_READER_PATH_MAX (48 * SHEAF_KIB)

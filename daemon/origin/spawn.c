@@ -24,7 +24,8 @@
 
 extern char **environ;
 
-static void keep_environment(char *kept[KEPT_MAX])
+/* @root: "SHEAF_READER_ROOT=path", or NULL when the descriptor is enough. */
+static void keep_environment(char *kept[KEPT_MAX], char *root)
 {
         static const char *const names[] = { "SHEAF_FAULT_ORIGIN=",
                 "ASAN_OPTIONS=", "TSAN_OPTIONS=", "UBSAN_OPTIONS=",
@@ -34,10 +35,12 @@ static void keep_environment(char *kept[KEPT_MAX])
         for (char **var = environ; var && *var; var++) {
                 for (size_t i = 0; i < SHEAF_ARRAY_LEN(names); i++) {
                         if (!strncmp(*var, names[i], strlen(names[i])) &&
-                                count < KEPT_MAX - 1)
+                                count < KEPT_MAX - 2)
                                 kept[count++] = *var;
                 }
         }
+        if (root)
+                kept[count++] = root;
         kept[count] = NULL;
 }
 
@@ -99,6 +102,7 @@ static int start(
         const struct sheaf_origin *origin, const int fds[3], pid_t *ret_pid)
 {
         sheaf_autofree char *groups = groups_text(origin);
+        sheaf_autofree char *root = NULL;
         char program[] = "sheaf-reader";
         char threads[16], uid[16], gid[16], *kept[KEPT_MAX];
         char *argv[6] = { program, threads };
@@ -108,6 +112,10 @@ static int start(
 
         if (!groups)
                 return -ENOMEM;
+        if (origin->root_path &&
+                asprintf(&root, SHEAF_READER_ROOT_ENV "=%s",
+                        origin->root_path) < 0)
+                return -ENOMEM;
         snprintf(threads, sizeof(threads), "%d", origin->config.threads);
         snprintf(uid, sizeof(uid), "%u", origin->config.uid);
         snprintf(gid, sizeof(gid), "%u", origin->config.gid);
@@ -116,7 +124,7 @@ static int start(
                 argv[3] = gid;
                 argv[4] = groups;
         }
-        keep_environment(kept);
+        keep_environment(kept, root);
         rc = -posix_spawn_file_actions_init(&actions);
         if (rc)
                 return rc;

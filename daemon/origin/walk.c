@@ -467,6 +467,7 @@ static int run(struct walker *w, int memfd)
         }
         if (rc)
                 return rc;
+        w->walk->progress(w->walk->arg, w->seen);
         sheaf_listing_builder_totals(
                 w->builder, &w->summary->bytes, &w->summary->hard_links);
         return sheaf_listing_builder_write(

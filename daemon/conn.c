@@ -1,0 +1,412 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Messages of a connection: in, to their verbs; out, in order, bounded.
+ *
+ *  1 messages go out in the order in which they were sent, so that an extent
+ *    is mapped before an answer names a block in it
+ *  2 a client that lets more than SHEAF_CONN_QUEUE_BYTES pile up is dropped
+ *  3 after closing began nothing is sent or received
+ *
+ * Threads: loop thread. */
+#include "daemon/server_internal.h"
+#include "daemon/verbs/verbs.h"
+
+#include "daemon/clock.h"
+
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdio.h>
+
+#define MESSAGES_PER_TURN 16
+
+struct sheaf_out {
+        TAILQ_ENTRY(sheaf_out) link;
+        Sheaf__Envelope *env; /* a copy of its own */
+        int fds[SHEAF_WIRE_FDS_MAX];
+        size_t fd_count, bytes;
+};
+
+static void out_free(struct sheaf_out *out)
+{
+        for (size_t i = 0; i < out->fd_count; i++)
+                close(out->fds[i]);
+        sheaf__envelope__free_unpacked(out->env, NULL);
+        free(out);
+}
+
+void sheaf_conn_drop_queue(struct sheaf_conn *conn)
+{
+        struct sheaf_out *out;
+
+        while ((out = TAILQ_FIRST(&conn->queue))) {
+                TAILQ_REMOVE(&conn->queue, out, link);
+                out_free(out);
+        }
+        conn->queue_bytes = 0;
+}
+
+static bool try_later(int rc)
+{
+        return rc == -EAGAIN || rc == -ETOOMANYREFS || rc == -ENOBUFS ||
+                rc == -ENOMEM;
+}
+
+/* Deferred: the caller may still use the connection. */
+static void drop_soon(struct sheaf_conn *conn)
+{
+        sheaf_conn_drop_queue(conn);
+        shutdown(conn->sock, SHUT_RDWR);
+}
+
+static struct sheaf_out *out_new(const Sheaf__Envelope *env, const int *fds,
+        size_t fd_count)
+{
+        size_t len = sheaf__envelope__get_packed_size(env);
+        sheaf_autofree uint8_t *data = malloc(len);
+        struct sheaf_out *out = sheaf_new(struct sheaf_out, 1);
+
+        if (!data || !out) {
+                free(out);
+                return NULL;
+        }
+        sheaf__envelope__pack(env, data);
+        out->env = sheaf__envelope__unpack(NULL, len, data);
+        out->bytes = len + 256;
+        if (!out->env) {
+                free(out);
+                return NULL;
+        }
+        for (size_t i = 0; i < fd_count; i++) {
+                int fd = fcntl(fds[i], F_DUPFD_CLOEXEC, 0);
+
+                if (fd < 0) {
+                        out_free(out);
+                        return NULL;
+                }
+                out->fds[out->fd_count++] = fd;
+        }
+        return out;
+}
+
+void sheaf_conn_flush(struct sheaf_conn *conn)
+{
+        struct sheaf_out *out;
+
+        while ((out = TAILQ_FIRST(&conn->queue))) {
+                int rc = sheaf_wire_send(conn->sock, out->env, out->fds,
+                        out->fd_count);
+
+                if (try_later(rc))
+                        return; /* the server's timer tries again */
+                TAILQ_REMOVE(&conn->queue, out, link);
+                conn->queue_bytes -= out->bytes;
+                out_free(out);
+                if (rc) {
+                        drop_soon(conn);
+                        return;
+                }
+        }
+}
+
+void sheaf_conn_send(struct sheaf_conn *conn, const Sheaf__Envelope *env,
+        const int *fds, size_t fd_count)
+{
+        struct sheaf_out *out;
+        int rc = -EAGAIN;
+
+        if (conn->closing)
+                return;
+        if (TAILQ_EMPTY(&conn->queue))
+                rc = sheaf_wire_send(conn->sock, env, fds, fd_count);
+        if (!rc)
+                return;
+        if (!try_later(rc)) {
+                if (rc == -EMSGSIZE)
+                        sheaf_log_rc(rc, SHEAF_LOG_ERROR, "message too long",
+                                "body=%d", (int)env->body_case);
+                drop_soon(conn);
+                return;
+        }
+        out = out_new(env, fds, fd_count);
+        if (!out || conn->queue_bytes + out->bytes > SHEAF_CONN_QUEUE_BYTES) {
+                if (out)
+                        out_free(out);
+                conn->server->stats.dropped_slow++;
+                if (sheaf_log_once(&conn->server->slow_once,
+                            10 * SHEAF_NS_PER_SEC))
+                        sheaf_log(SHEAF_LOG_WARN, "client dropped",
+                                "why=\"it does not read its answers\" uid=%u "
+                                "name=%s",
+                                conn->who.uid, conn->name);
+                drop_soon(conn);
+                return;
+        }
+        TAILQ_INSERT_TAIL(&conn->queue, out, link);
+        conn->queue_bytes += out->bytes;
+}
+
+void sheaf_conn_error(struct sheaf_conn *conn, uint64_t id, int rc,
+        const char *format, ...)
+{
+        Sheaf__Envelope env = SHEAF__ENVELOPE__INIT;
+        Sheaf__Error error = SHEAF__ERROR__INIT;
+        char text[1024];
+        va_list args;
+
+        va_start(args, format);
+        vsnprintf(text, sizeof(text), format, args);
+        va_end(args);
+        error.errno_value = -rc;
+        error.message = text;
+        env.id = id;
+        env.body_case = SHEAF__ENVELOPE__BODY_ERROR;
+        env.error = &error;
+        sheaf_conn_send(conn, &env, NULL, 0);
+}
+
+void sheaf_conn_done(struct sheaf_conn *conn, uint64_t id)
+{
+        Sheaf__Envelope env = SHEAF__ENVELOPE__INIT;
+        Sheaf__Done done = SHEAF__DONE__INIT;
+
+        env.id = id;
+        env.body_case = SHEAF__ENVELOPE__BODY_DONE;
+        env.done = &done;
+        sheaf_conn_send(conn, &env, NULL, 0);
+}
+
+void sheaf_conn_progress(struct sheaf_conn *conn, uint64_t id,
+        const Sheaf__Progress *progress)
+{
+        Sheaf__Envelope env = SHEAF__ENVELOPE__INIT;
+
+        env.id = id;
+        env.more = true;
+        env.body_case = SHEAF__ENVELOPE__BODY_PROGRESS;
+        env.progress = (Sheaf__Progress *)progress;
+        sheaf_conn_send(conn, &env, NULL, 0);
+}
+
+void sheaf_conn_finding(struct sheaf_conn *conn, uint64_t id,
+        const char *kind, const void *path, size_t path_len, const char *text)
+{
+        Sheaf__Envelope env = SHEAF__ENVELOPE__INIT;
+        Sheaf__Finding finding = SHEAF__FINDING__INIT;
+
+        finding.kind = (char *)kind;
+        finding.path.data = (uint8_t *)path;
+        finding.path.len = SHEAF_MIN(path_len, (size_t)32768);
+        finding.text = (char *)text;
+        env.id = id;
+        env.more = true;
+        env.body_case = SHEAF__ENVELOPE__BODY_FINDING;
+        env.finding = &finding;
+        sheaf_conn_send(conn, &env, NULL, 0);
+}
+
+/* ---- calls, handles, names ---- */
+
+int sheaf_call_begin(struct sheaf_conn *conn, uint64_t id,
+        struct sheaf_call *call, void (*abandon)(struct sheaf_call *call))
+{
+        if (conn->call_count >= SHEAF_CONN_CALLS_MAX)
+                return -EBUSY;
+        call->conn = conn;
+        call->id = id;
+        call->abandon = abandon;
+        LIST_INSERT_HEAD(&conn->calls, call, link);
+        conn->call_count++;
+        return 0;
+}
+
+void sheaf_call_end(struct sheaf_call *call)
+{
+        LIST_REMOVE(call, link);
+        call->conn->call_count--;
+        call->conn = NULL;
+}
+
+struct sheaf_handle *sheaf_conn_handle(struct sheaf_conn *conn, uint64_t id,
+        uint32_t number)
+{
+        if (number < SHEAF_CONN_HANDLES_MAX && conn->handles[number])
+                return conn->handles[number];
+        sheaf_conn_error(conn, id, -ESTALE,
+                "dataset handle %u is not open; the dataset was removed or "
+                "closed",
+                number);
+        return NULL;
+}
+
+struct sheaf_reg_dataset *sheaf_conn_dataset(struct sheaf_conn *conn,
+        uint64_t id, const char *name, bool to_manage)
+{
+        struct sheaf_reg_dataset *ds;
+        int rc = sheaf_registry_find(conn->daemon->registry, &conn->who, name,
+                &ds);
+
+        if (rc == -ENOTUNIQ) {
+                sheaf_conn_error(conn, id, rc,
+                        "several users share a dataset '%s' with you; say "
+                        "whose: ~OWNER/%s",
+                        name, name);
+                return NULL;
+        }
+        if (rc) {
+                sheaf_conn_error(conn, id, rc,
+                        "no dataset '%s' that you may read; see: sheaf ls",
+                        name);
+                return NULL;
+        }
+        if (to_manage && !sheaf_registry_may_manage(ds, &conn->who)) {
+                sheaf_conn_error(conn, id, -EPERM,
+                        "dataset '%s' belongs to another user, who alone may "
+                        "do this",
+                        name);
+                return NULL;
+        }
+        return ds;
+}
+
+/* ---- receiving ---- */
+
+static sheaf_verb *verb_of(Sheaf__Envelope__BodyCase body)
+{
+        switch (body) {
+        case SHEAF__ENVELOPE__BODY_HELLO:
+                return sheaf_verb_hello;
+        case SHEAF__ENVELOPE__BODY_OPEN_DATASET:
+                return sheaf_verb_open_dataset;
+        case SHEAF__ENVELOPE__BODY_CLOSE_DATASET:
+                return sheaf_verb_close_dataset;
+        case SHEAF__ENVELOPE__BODY_UNMAPPED:
+                return sheaf_verb_unmapped;
+        case SHEAF__ENVELOPE__BODY_PIN_GRANT:
+                return sheaf_verb_pin_grant;
+        case SHEAF__ENVELOPE__BODY_FORK_NOTE:
+                return sheaf_verb_fork_note;
+        case SHEAF__ENVELOPE__BODY_CANCEL:
+                return sheaf_verb_cancel;
+        case SHEAF__ENVELOPE__BODY_FETCH:
+                return sheaf_verb_fetch;
+        case SHEAF__ENVELOPE__BODY_OPEN_PLAIN:
+                return sheaf_verb_open_plain;
+        case SHEAF__ENVELOPE__BODY_CLOSE_PLAIN:
+                return sheaf_verb_close_plain;
+        case SHEAF__ENVELOPE__BODY_ADD_DATASET:
+                return sheaf_verb_add_dataset;
+        case SHEAF__ENVELOPE__BODY_UPDATE_DATASET:
+                return sheaf_verb_update_dataset;
+        case SHEAF__ENVELOPE__BODY_LIST_DATASETS:
+                return sheaf_verb_list_datasets;
+        case SHEAF__ENVELOPE__BODY_REMOVE_DATASET:
+                return sheaf_verb_remove_dataset;
+        case SHEAF__ENVELOPE__BODY_SHARE:
+                return sheaf_verb_share;
+        case SHEAF__ENVELOPE__BODY_SYNC:
+                return sheaf_verb_sync;
+        case SHEAF__ENVELOPE__BODY_WARMUP:
+                return sheaf_verb_warmup;
+        case SHEAF__ENVELOPE__BODY_SEAL:
+                return sheaf_verb_seal;
+        case SHEAF__ENVELOPE__BODY_EVICT:
+                return sheaf_verb_evict;
+        case SHEAF__ENVELOPE__BODY_CACHED_QUERY:
+                return sheaf_verb_cached_query;
+        case SHEAF__ENVELOPE__BODY_GET_DIGEST:
+                return sheaf_verb_get_digest;
+        case SHEAF__ENVELOPE__BODY_VERIFY:
+                return sheaf_verb_verify;
+        case SHEAF__ENVELOPE__BODY_GET_STATS:
+                return sheaf_verb_get_stats;
+        case SHEAF__ENVELOPE__BODY_GET_STATUS:
+                return sheaf_verb_get_status;
+        case SHEAF__ENVELOPE__BODY_GRANT_SOCKET:
+                return sheaf_verb_grant_socket;
+        case SHEAF__ENVELOPE__BODY_REVOKE_GRANT:
+                return sheaf_verb_revoke_grant;
+        case SHEAF__ENVELOPE__BODY_LIST_GRANTS:
+                return sheaf_verb_list_grants;
+        default:
+                return NULL;
+        }
+}
+
+/* What may come through a grant's socket: reading, nothing else. */
+static bool allowed_by_grant(Sheaf__Envelope__BodyCase body)
+{
+        switch (body) {
+        case SHEAF__ENVELOPE__BODY_HELLO:
+        case SHEAF__ENVELOPE__BODY_OPEN_DATASET:
+        case SHEAF__ENVELOPE__BODY_CLOSE_DATASET:
+        case SHEAF__ENVELOPE__BODY_UNMAPPED:
+        case SHEAF__ENVELOPE__BODY_PIN_GRANT:
+        case SHEAF__ENVELOPE__BODY_FORK_NOTE:
+        case SHEAF__ENVELOPE__BODY_CANCEL:
+        case SHEAF__ENVELOPE__BODY_FETCH:
+        case SHEAF__ENVELOPE__BODY_LIST_DATASETS:
+        case SHEAF__ENVELOPE__BODY_CACHED_QUERY:
+        case SHEAF__ENVELOPE__BODY_GET_DIGEST:
+        case SHEAF__ENVELOPE__BODY_GET_STATS:
+        case SHEAF__ENVELOPE__BODY_OPEN_PLAIN:
+        case SHEAF__ENVELOPE__BODY_CLOSE_PLAIN:
+                return true;
+        default:
+                return false;
+        }
+}
+
+static void dispatch(struct sheaf_conn *conn, struct sheaf_wire_msg *msg)
+{
+        Sheaf__Envelope__BodyCase body = msg->env->body_case;
+        sheaf_verb *verb = verb_of(body);
+
+        if (body == SHEAF__ENVELOPE__BODY_DONE)
+                return; /* the client has mapped what an event brought */
+        if (!verb)
+                sheaf_conn_error(conn, msg->env->id, -EOPNOTSUPP,
+                        "this sheafd (%s) does not know that request; use "
+                        "client and daemon of neighbouring releases",
+                        SHEAF_RELEASE);
+        else if (!conn->said_hello && body != SHEAF__ENVELOPE__BODY_HELLO)
+                sheaf_conn_error(conn, msg->env->id, -EPROTO,
+                        "the first message must be Hello");
+        else if (conn->who.grant && !allowed_by_grant(body))
+                sheaf_conn_error(conn, msg->env->id, -EPERM,
+                        "not through the socket of a grant");
+        else
+                verb(conn, msg);
+}
+
+void sheaf_conn_readable(uv_poll_t *poll, int status, int events)
+{
+        struct sheaf_conn *conn = poll->data;
+
+        (void)events;
+        if (status < 0) {
+                sheaf_conn_close(conn);
+                return;
+        }
+        for (int i = 0; i < MESSAGES_PER_TURN && !conn->closing; i++) {
+                struct sheaf_wire_msg msg;
+                int rc = sheaf_wire_recv(conn->sock, &msg);
+
+                if (rc == -EAGAIN)
+                        return;
+                if (rc <= 0) {
+                        if (rc == -EBADMSG) {
+                                conn->server->stats.bad_messages++;
+                                if (sheaf_log_once(&conn->server->bad_once,
+                                            10 * SHEAF_NS_PER_SEC))
+                                        sheaf_log(SHEAF_LOG_WARN,
+                                                "client dropped",
+                                                "why=\"malformed message\" "
+                                                "uid=%u pid=%d",
+                                                conn->who.uid, conn->who.pid);
+                        }
+                        sheaf_conn_close(conn);
+                        return;
+                }
+                dispatch(conn, &msg);
+                sheaf_wire_msg_free(&msg);
+        }
+}

@@ -1,0 +1,277 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Listings between a reader's claim, the cache directory and memory.
+ *
+ *  1 a claim is copied by read(2), never mapped: its owner may change or cut
+ *    it at any time
+ *  2 the file at versions/UUID/listing is written once, synced, renamed
+ *  3 the memfd is sealed before anybody else sees it
+ *
+ * Threads: any; no shared state. */
+#include "daemon/listing_block.h"
+
+#include <endian.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
+#include <sys/stat.h>
+
+#define COPY_BYTES (UINT64_C(1) << 20)
+/* 2^32 entries with names: nothing larger can be valid. */
+#define LISTING_BYTES_MAX (UINT64_C(1) << 40)
+
+void sheaf_listing_block_clear(struct sheaf_listing_block *block)
+{
+        if (block->map)
+                munmap(block->map, block->len_bytes);
+        sheaf_close_p(&block->memfd);
+        *block = (struct sheaf_listing_block){ .memfd = -1 };
+}
+
+static int write_all(int fd, const void *data, size_t len_bytes)
+{
+        const char *at = data;
+
+        while (len_bytes) {
+                ssize_t n = write(fd, at, SHEAF_MIN(len_bytes, COPY_BYTES));
+
+                if (n < 0 && errno == EINTR)
+                        continue;
+                if (n < 0)
+                        return -errno;
+                at += n;
+                len_bytes -= (size_t)n;
+        }
+        return 0;
+}
+
+static int read_all(int fd, void *data, size_t len_bytes)
+{
+        char *at = data;
+        size_t done = 0;
+
+        while (done < len_bytes) {
+                ssize_t n = pread(fd, at + done,
+                        SHEAF_MIN(len_bytes - done, COPY_BYTES), (off_t)done);
+
+                if (n < 0 && errno == EINTR)
+                        continue;
+                if (n < 0)
+                        return -errno;
+                if (n == 0)
+                        return -EBADMSG;
+                done += (size_t)n;
+        }
+        return 0;
+}
+
+/* Copies @fd into a new memfd, mapped read-write. */
+static int copy_in(int fd, struct sheaf_listing_block *block)
+{
+        struct stat st;
+        int rc;
+
+        if (fstat(fd, &st))
+                return -errno;
+        if (st.st_size < (off_t)sizeof(struct sheaf_listing_header) ||
+                (uint64_t)st.st_size > LISTING_BYTES_MAX)
+                return -EBADMSG;
+        block->len_bytes = (size_t)st.st_size;
+        block->memfd = memfd_create("sheaf-listing",
+                MFD_CLOEXEC | MFD_ALLOW_SEALING);
+        if (block->memfd < 0)
+                return -errno;
+        if (fallocate(block->memfd, 0, 0, st.st_size))
+                return -errno;
+        block->map = mmap(NULL, block->len_bytes, PROT_READ | PROT_WRITE,
+                MAP_SHARED, block->memfd, 0);
+        if (block->map == MAP_FAILED) {
+                block->map = NULL;
+                return -errno;
+        }
+        rc = read_all(fd, block->map, block->len_bytes);
+        return rc;
+}
+
+/* Replaces the writable mapping by a read-only one and seals. */
+static int seal(struct sheaf_listing_block *block)
+{
+        munmap(block->map, block->len_bytes);
+        block->map = NULL;
+        if (fcntl(block->memfd, F_ADD_SEALS,
+                    F_SEAL_WRITE | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL))
+                return -errno;
+        block->map = mmap(NULL, block->len_bytes, PROT_READ, MAP_SHARED,
+                block->memfd, 0);
+        if (block->map == MAP_FAILED) {
+                block->map = NULL;
+                return -errno;
+        }
+        return sheaf_listing_open(block->map, block->len_bytes, false,
+                &block->listing);
+}
+
+static int write_file(const struct sheaf_listing_block *block,
+        const char *path)
+{
+        char tmp[PATH_MAX];
+        sheaf_autofd int fd = -1;
+        int rc;
+
+        snprintf(tmp, sizeof(tmp), "%s.tmp", path);
+        fd = open(tmp, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+        if (fd < 0)
+                return -errno;
+        rc = write_all(fd, block->map, block->len_bytes);
+        if (!rc && fsync(fd))
+                rc = -errno;
+        if (!rc && rename(tmp, path))
+                rc = -errno;
+        if (rc)
+                unlink(tmp);
+        return rc;
+}
+
+static void note_pair(void *arg, uint32_t prev, uint32_t next)
+{
+        struct sheaf_listing_pairs *pairs = arg;
+
+        if (pairs->count == pairs->cap) {
+                size_t cap = pairs->cap ? 2 * pairs->cap : 1024;
+                void *grown = realloc(pairs->pairs, cap * sizeof(uint32_t[2]));
+
+                if (!grown)
+                        return; /* its digest is learned again */
+                pairs->pairs = grown;
+                pairs->cap = cap;
+        }
+        pairs->pairs[pairs->count][0] = prev;
+        pairs->pairs[pairs->count++][1] = next;
+}
+
+static int check_claim(struct sheaf_listing_block *block,
+        const struct sheaf_listing *prev, uint64_t serial,
+        const uint8_t uuid[16], struct sheaf_listing_pairs *pairs)
+{
+        int rc = sheaf_listing_open(block->map, block->len_bytes, true,
+                &block->listing);
+
+        if (rc)
+                return rc;
+        if (block->listing.header->serial != serial ||
+                memcmp(block->listing.header->uuid, uuid, 16))
+                return -EBADMSG;
+        /* Node ids are ours to give: a claim has those of its own serial. */
+        for (uint32_t i = 1; i < block->listing.entry_count; i++)
+                if (block->listing.entries[i].node >> 32 != serial)
+                        return -EBADMSG;
+        if (!prev)
+                return 0;
+        return sheaf_listing_inherit(prev, block->map, &block->listing,
+                note_pair, pairs);
+}
+
+int sheaf_listing_block_import(int claim_fd, const struct sheaf_listing *prev,
+        uint64_t serial, const uint8_t uuid[16], const char *path,
+        struct sheaf_listing_block *ret_block,
+        struct sheaf_listing_pairs *ret_pairs)
+{
+        struct sheaf_listing_block block = { .memfd = -1 };
+        struct sheaf_listing_pairs pairs = { 0 };
+        int rc = copy_in(claim_fd, &block);
+
+        if (!rc)
+                rc = check_claim(&block, prev, serial, uuid, &pairs);
+        if (!rc) {
+                sheaf_digest_of(block.map, block.len_bytes, &block.digest);
+                rc = write_file(&block, path);
+        }
+        if (!rc)
+                rc = seal(&block);
+        if (rc) {
+                free(pairs.pairs);
+                sheaf_listing_block_clear(&block);
+                return rc;
+        }
+        *ret_block = block;
+        *ret_pairs = pairs;
+        return 0;
+}
+
+int sheaf_listing_block_load(const char *path,
+        const struct sheaf_digest *digest,
+        struct sheaf_listing_block *ret_block)
+{
+        struct sheaf_listing_block block = { .memfd = -1 };
+        sheaf_autofd int fd = open(path, O_RDONLY | O_CLOEXEC);
+        int rc;
+
+        if (fd < 0)
+                return -errno;
+        rc = copy_in(fd, &block);
+        if (!rc) {
+                sheaf_digest_of(block.map, block.len_bytes, &block.digest);
+                if (!sheaf_digest_equal(&block.digest, digest))
+                        rc = -EBADMSG;
+        }
+        if (!rc)
+                rc = seal(&block);
+        if (rc) {
+                sheaf_listing_block_clear(&block);
+                return rc;
+        }
+        *ret_block = block;
+        return 0;
+}
+
+static void feed_u64(struct sheaf_hasher *hasher, uint64_t value)
+{
+        uint64_t le = htole64(value);
+
+        sheaf_hasher_feed(hasher, &le, sizeof(le));
+}
+
+int sheaf_listing_root_digest(const struct sheaf_listing *listing,
+        const struct sheaf_digest *(*digest_of)(void *arg, uint64_t chunk),
+        void *arg, struct sheaf_digest *ret_digest)
+{
+        struct sheaf_hasher *hasher;
+        int rc = sheaf_hasher_new(&hasher);
+
+        if (rc)
+                return rc;
+        /* Entry order is determined by the names alone, so parent indexes
+         * say the paths. */
+        for (uint32_t i = 0; i < listing->entry_count; i++) {
+                const struct sheaf_listing_entry *e = &listing->entries[i];
+                size_t len;
+                const char *text = sheaf_listing_name(listing, i, &len);
+
+                feed_u64(hasher, e->parent);
+                feed_u64(hasher, e->mode);
+                feed_u64(hasher, len);
+                sheaf_hasher_feed(hasher, text, len);
+                if (S_ISLNK(e->mode)) {
+                        text = sheaf_listing_target(listing, i, &len);
+                        feed_u64(hasher, len);
+                        sheaf_hasher_feed(hasher, text, len);
+                }
+                if (!S_ISREG(e->mode))
+                        continue;
+                feed_u64(hasher, e->size_bytes);
+                for (uint64_t c = 0; c < sheaf_chunk_count(e->size_bytes);
+                        c++) {
+                        const struct sheaf_digest *digest = digest_of(arg,
+                                e->first_chunk + c);
+
+                        if (!sheaf_digest_known(digest)) {
+                                sheaf_hasher_free(hasher);
+                                return -ENODATA;
+                        }
+                        sheaf_hasher_feed(hasher, digest->bytes,
+                                sizeof(digest->bytes));
+                }
+        }
+        sheaf_hasher_finish(hasher, ret_digest);
+        sheaf_hasher_free(hasher);
+        return 0;
+}

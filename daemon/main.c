@@ -1,0 +1,276 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* sheafd: reads its settings, builds the parts from the bottom up, runs the
+ * loop, and takes them down again in reverse.
+ *
+ *   store -> arena pool -> fetcher -> registry -> server -> grants
+ *
+ * In the background form the parent waits until the daemon serves (or says
+ * why not) and exits with its status. */
+#include "daemon/grants.h"
+#include "daemon/server.h"
+
+#include "daemon/clock.h"
+#include "daemon/log.h"
+#include "proto/size.h"
+
+#include <fcntl.h>
+#include <limits.h>
+#include <malloc.h>
+#include <openssl/rand.h>
+#include <signal.h>
+#include <stdio.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+
+#define NOFILE_MAX 1048576
+
+static void raise_limits(void)
+{
+        struct rlimit limit;
+
+        if (getrlimit(RLIMIT_NOFILE, &limit) == 0) {
+                limit.rlim_cur = SHEAF_MIN(limit.rlim_max,
+                        (rlim_t)NOFILE_MAX);
+                setrlimit(RLIMIT_NOFILE, &limit);
+        }
+}
+
+/* Others under the same uid must not reach our memory and descriptors. */
+static void harden(void)
+{
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+        prctl(PR_SET_DUMPABLE, 0);
+#endif
+        umask(0077);
+        signal(SIGPIPE, SIG_IGN);
+}
+
+/* As many workers as CPUs, two at least: they copy, hash and wait for disks. */
+static void size_pool(void)
+{
+        long cpus = sysconf(_SC_NPROCESSORS_ONLN);
+        char text[24];
+
+        snprintf(text, sizeof(text), "%ld", SHEAF_MAX(cpus, 4L));
+        setenv("UV_THREADPOOL_SIZE", text, 0);
+}
+
+static void extent_new(void *arg, struct sheaf_arena *arena, uint32_t extent)
+{
+        struct sheaf_daemon *d = arg;
+
+        if (d->server)
+                sheaf_server_extent_new(d->server, arena, extent);
+}
+
+static void extent_dropped(void *arg, struct sheaf_arena *arena,
+        uint32_t extent)
+{
+        struct sheaf_daemon *d = arg;
+
+        if (d->server)
+                sheaf_server_extent_dropped(d->server, arena, extent);
+}
+
+static int open_store(struct sheaf_daemon *d)
+{
+        const struct sheaf_config *c = d->config;
+        struct sheaf_store_config config = { .loop = d->loop,
+                .dir = c->cache_dir, .bytes_max = c->disk_bytes,
+                .floor_bytes = c->floor_bytes, .want_uring = !c->no_uring };
+
+        return sheaf_store_open(&config, &d->store);
+}
+
+static int open_pool(struct sheaf_daemon *d)
+{
+        struct sheaf_arena_config config = {
+                .bytes_max = d->config->memory_bytes,
+                .pages = d->config->pages, .lock_dir = d->config->cache_dir,
+                .extent_new = extent_new, .extent_dropped = extent_dropped,
+                .arg = d };
+        char text[SHEAF_SIZE_TEXT_MAX];
+        int rc = sheaf_arena_pool_new(&config, &d->pool);
+
+        if (rc == -ERANGE)
+                sheaf_log_rc(rc, SHEAF_LOG_ERROR, "memory too small",
+                        "memory=\"%s\" least=\"32 MiB\"",
+                        sheaf_size_text(config.bytes_max, text));
+        return rc;
+}
+
+static int open_upper(struct sheaf_daemon *d)
+{
+        struct sheaf_fetcher_config fetch = { .loop = d->loop,
+                .store = d->store,
+                .bytes_max = SHEAF_MIN(256 * SHEAF_MIB,
+                        d->config->memory_bytes / 4) };
+        struct sheaf_registry_config registry = { .loop = d->loop,
+                .store = d->store, .pool = d->pool,
+                .reader_path = d->config->reader,
+                .deadline_ns = (int64_t)d->config->deadline_ms *
+                        SHEAF_NS_PER_MS };
+        int rc = sheaf_fetcher_new(&fetch, &d->fetcher);
+
+        if (rc)
+                return rc;
+        registry.fetcher = d->fetcher;
+        rc = sheaf_registry_new(&registry, &d->registry);
+        if (rc)
+                return sheaf_log_rc(rc, SHEAF_LOG_ERROR,
+                        "datasets not loaded", "cache=%s",
+                        d->config->cache_dir);
+        rc = sheaf_server_new(d, d->config->socket, &d->server);
+        if (rc == -EEXIST)
+                return sheaf_log_rc(rc, SHEAF_LOG_ERROR, "cannot listen",
+                        "socket=%s why=\"a file that is not a socket is "
+                        "there; it was left alone\"",
+                        d->config->socket);
+        if (rc)
+                return sheaf_log_rc(rc, SHEAF_LOG_ERROR, "cannot listen",
+                        "socket=%s", d->config->socket);
+        return sheaf_grants_new(d, &d->grants);
+}
+
+static int start(struct sheaf_daemon *d)
+{
+        int rc = open_store(d);
+
+        if (rc)
+                return sheaf_log_rc(rc, SHEAF_LOG_ERROR, "cache not opened",
+                        "dir=%s", d->config->cache_dir);
+        rc = open_pool(d);
+        if (rc)
+                return sheaf_log_rc(rc, SHEAF_LOG_ERROR, "no shared memory",
+                        "bytes=%llu",
+                        (unsigned long long)d->config->memory_bytes);
+        return open_upper(d);
+}
+
+static void stop(struct sheaf_daemon *d)
+{
+        sheaf_grants_free(d->grants);
+        sheaf_server_free(d->server);
+        d->server = NULL;
+        sheaf_registry_free(d->registry);
+        sheaf_fetcher_free(d->fetcher);
+        sheaf_arena_pool_free(d->pool);
+        sheaf_store_close(d->store);
+}
+
+static void on_signal(uv_signal_t *handle, int number)
+{
+        sheaf_log(SHEAF_LOG_INFO, "stopping", "signal=%d", number);
+        uv_stop(handle->loop);
+}
+
+static void close_walk(uv_handle_t *handle, void *arg)
+{
+        (void)arg;
+        if (!uv_is_closing(handle))
+                uv_close(handle, NULL);
+}
+
+/* Tells the parent that we serve, and logs to a file from now on. */
+static void leave_terminal(const struct sheaf_config *config, int ready_fd)
+{
+        char path[PATH_MAX];
+        int null_fd, log_fd;
+
+        snprintf(path, sizeof(path), "%s/sheafd.log", config->cache_dir);
+        log_fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+        null_fd = open("/dev/null", O_RDWR | O_CLOEXEC);
+        if (log_fd < 0)
+                sheaf_log_rc(-errno, SHEAF_LOG_WARN, "no log file", "path=%s",
+                        path);
+        if (write(ready_fd, "", 1) != 1)
+                sheaf_log(SHEAF_LOG_WARN, "parent gone", "pid=%d", getppid());
+        close(ready_fd);
+        if (null_fd >= 0) {
+                dup2(null_fd, STDIN_FILENO);
+                dup2(null_fd, STDOUT_FILENO);
+        }
+        if (log_fd >= 0)
+                dup2(log_fd, STDERR_FILENO);
+        sheaf_close_p(&null_fd);
+        sheaf_close_p(&log_fd);
+}
+
+static int serve(const struct sheaf_config *config, int ready_fd)
+{
+        static uv_loop_t loop;
+        static uv_signal_t term, intr;
+        struct sheaf_daemon d = { .loop = &loop, .config = config,
+                .started_ns = sheaf_now_ns() };
+        char memory[SHEAF_SIZE_TEXT_MAX], disk[SHEAF_SIZE_TEXT_MAX];
+        int rc = uv_loop_init(&loop);
+
+        if (!rc && RAND_bytes(d.instance, sizeof(d.instance)) != 1)
+                rc = -EIO;
+        if (!rc)
+                rc = start(&d);
+        if (!rc) {
+                uv_signal_init(&loop, &term);
+                uv_signal_init(&loop, &intr);
+                uv_signal_start(&term, on_signal, SIGTERM);
+                uv_signal_start(&intr, on_signal, SIGINT);
+                sheaf_log(SHEAF_LOG_INFO, "serving",
+                        "socket=%s cache=%s memory=\"%s\" disk=\"%s\" pid=%d",
+                        config->socket, config->cache_dir,
+                        sheaf_size_text(config->memory_bytes, memory),
+                        sheaf_size_text(config->disk_bytes, disk), getpid());
+                if (ready_fd >= 0)
+                        leave_terminal(config, ready_fd);
+                uv_run(&loop, UV_RUN_DEFAULT);
+        }
+        stop(&d);
+        uv_walk(&loop, close_walk, NULL);
+        uv_run(&loop, UV_RUN_DEFAULT);
+        uv_loop_close(&loop);
+        uv_library_shutdown();
+        return rc ? 1 : 0;
+}
+
+/* The child's side of going to the background: a session of its own, and
+ * after the start a log file in the cache directory. */
+static int background(const struct sheaf_config *config)
+{
+        int pipe_fd[2];
+        char byte;
+        ssize_t n;
+        pid_t pid;
+
+        if (pipe2(pipe_fd, O_CLOEXEC))
+                return 1;
+        pid = fork();
+        if (pid < 0)
+                return 1;
+        if (pid > 0) {
+                close(pipe_fd[1]);
+                do
+                        n = read(pipe_fd[0], &byte, 1);
+                while (n < 0 && errno == EINTR);
+                return n == 1 ? 0 : 1;
+        }
+        close(pipe_fd[0]);
+        setsid();
+        if (chdir("/"))
+                return 1;
+        return serve(config, pipe_fd[1]);
+}
+
+int main(int argc, char **argv)
+{
+        struct sheaf_config config;
+        int rc = sheaf_config_read(argc, argv, &config);
+
+        if (rc)
+                return rc < 0 ? 2 : 0;
+        raise_limits();
+        harden();
+        size_pool();
+        rc = config.foreground ? serve(&config, -1) : background(&config);
+        sheaf_config_clear(&config);
+        return rc;
+}

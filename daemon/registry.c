@@ -1,0 +1,462 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Names, records and rights of datasets.
+ *
+ *  1 a dataset is in the catalog from its first listed version on
+ *  2 names are unique per owner; who may not read a dataset cannot tell it
+ *    from one that does not exist
+ *
+ * Threads: loop thread. */
+#include "daemon/registry_internal.h"
+
+#include "daemon/clock.h"
+#include "daemon/log.h"
+
+#include <grp.h>
+#include <pwd.h>
+#include <stdio.h>
+
+#define KEY_CAP      64
+#define NAME_MAX_    200
+#define SWEEP_MS     1000
+
+/* ---- records ---- */
+
+static void record_key(const struct sheaf_reg_dataset *ds, char key[KEY_CAP])
+{
+        snprintf(key, KEY_CAP, "dataset/%016llx",
+                (unsigned long long)ds->record->id);
+}
+
+int sheaf_registry_save(struct sheaf_reg_dataset *dataset)
+{
+        size_t len = sheaf_record__dataset__get_packed_size(dataset->record);
+        sheaf_autofree uint8_t *data = malloc(len);
+        char key[KEY_CAP];
+
+        if (!data)
+                return -ENOMEM;
+        sheaf_record__dataset__pack(dataset->record, data);
+        record_key(dataset, key);
+        return sheaf_store_put(dataset->registry->store, key, data, len);
+}
+
+static struct sheaf_reg_dataset *dataset_new(struct sheaf_registry *registry,
+        SheafRecord__Dataset *record)
+{
+        struct sheaf_reg_dataset *ds = sheaf_new(struct sheaf_reg_dataset, 1);
+
+        if (!ds)
+                return NULL;
+        ds->registry = registry;
+        ds->record = record;
+        TAILQ_INIT(&ds->versions);
+        LIST_INIT(&ds->tenancies);
+        TAILQ_INSERT_TAIL(&registry->datasets, ds, link);
+        return ds;
+}
+
+static int load_record(void *arg, const char *key, const void *value,
+        size_t len_bytes)
+{
+        struct sheaf_registry *registry = arg;
+        SheafRecord__Dataset *record = sheaf_record__dataset__unpack(NULL,
+                len_bytes, value);
+        struct sheaf_reg_dataset *ds;
+
+        if (!record) {
+                sheaf_log(SHEAF_LOG_ERROR, "dataset record unreadable",
+                        "key=%s", key);
+                return 0;
+        }
+        ds = dataset_new(registry, record);
+        if (!ds) {
+                sheaf_record__dataset__free_unpacked(record, NULL);
+                return -ENOMEM;
+        }
+        for (size_t i = 0; i < record->n_version; i++)
+                if (!sheaf_registry_add_version(ds, record->version[i]))
+                        return -ENOMEM;
+        return 0;
+}
+
+static void sweep_cb(uv_timer_t *timer)
+{
+        sheaf_registry_sweep(timer->data, false);
+}
+
+int sheaf_registry_new(const struct sheaf_registry_config *config,
+        struct sheaf_registry **ret_registry)
+{
+        struct sheaf_registry *registry = sheaf_new(struct sheaf_registry, 1);
+        int rc;
+
+        if (!registry)
+                return -ENOMEM;
+        registry->loop = config->loop;
+        registry->store = config->store;
+        registry->pool = config->pool;
+        registry->fetcher = config->fetcher;
+        registry->deadline_ns = config->deadline_ns;
+        registry->switch_user = geteuid() == 0;
+        registry->reader_path = strdup(config->reader_path);
+        TAILQ_INIT(&registry->datasets);
+        TAILQ_INIT(&registry->leaving);
+        uv_timer_init(registry->loop, &registry->sweep);
+        registry->sweep.data = registry;
+        uv_timer_start(&registry->sweep, sweep_cb, SWEEP_MS, SWEEP_MS);
+        rc = registry->reader_path ? 0 : -ENOMEM;
+        if (!rc)
+                rc = sheaf_store_each(registry->store, "dataset/", load_record,
+                        registry);
+        if (rc) {
+                sheaf_registry_free(registry);
+                return rc;
+        }
+        *ret_registry = registry;
+        return 0;
+}
+
+static void registry_closed(uv_handle_t *handle)
+{
+        struct sheaf_registry *registry = handle->data;
+
+        free(registry->reader_path);
+        free(registry);
+}
+
+void sheaf_registry_free(struct sheaf_registry *registry)
+{
+        struct sheaf_reg_dataset *ds;
+        struct sheaf_domain *domain;
+
+        if (!registry)
+                return;
+        TAILQ_FOREACH (ds, &registry->datasets, link)
+                sheaf_registry_detach(ds);
+        TAILQ_FOREACH (ds, &registry->leaving, link)
+                sheaf_registry_detach(ds);
+        /* Flights end as their sources do. */
+        for (int i = 0; i < 10000; i++) {
+                bool busy = false;
+
+                TAILQ_FOREACH (ds, &registry->datasets, link)
+                        busy |= ds->busy || ds->listing ||
+                                !sheaf_registry_evacuate(ds);
+                TAILQ_FOREACH (ds, &registry->leaving, link)
+                        busy |= ds->busy || ds->listing ||
+                                !sheaf_registry_evacuate(ds);
+                if (!busy)
+                        break;
+                uv_run(registry->loop, UV_RUN_ONCE);
+        }
+        while ((ds = TAILQ_FIRST(&registry->datasets))) {
+                TAILQ_REMOVE(&registry->datasets, ds, link);
+                sheaf_registry_free_dataset(ds);
+        }
+        while ((ds = TAILQ_FIRST(&registry->leaving))) {
+                TAILQ_REMOVE(&registry->leaving, ds, link);
+                sheaf_registry_free_dataset(ds);
+        }
+        while ((domain = LIST_FIRST(&registry->domains))) {
+                LIST_REMOVE(domain, link);
+                sheaf_arena_free(domain->arena);
+                free(domain);
+        }
+        uv_close((uv_handle_t *)&registry->sweep, registry_closed);
+}
+
+/* ---- rights ---- */
+
+void sheaf_registry_set_grant_check(struct sheaf_registry *registry,
+        bool (*check)(void *arg, uint64_t grant, uint64_t dataset), void *arg)
+{
+        registry->grant_check = check;
+        registry->grant_arg = arg;
+}
+
+bool sheaf_registry_may_read(const struct sheaf_reg_dataset *dataset,
+        const struct sheaf_principal *who)
+{
+        const SheafRecord__Dataset *record = dataset->record;
+
+        if (who->grant) {
+                const struct sheaf_registry *r = dataset->registry;
+
+                return r->grant_check &&
+                        r->grant_check(r->grant_arg, who->grant, record->id);
+        }
+        if (who->uid == record->owner_uid || who->uid == 0)
+                return true;
+        if (record->share_kind == SHEAF_SHARE_ALL)
+                return true;
+        return record->share_kind == SHEAF_SHARE_GROUP &&
+                sheaf_principal_in_group(who, record->share_gid);
+}
+
+bool sheaf_registry_may_manage(const struct sheaf_reg_dataset *dataset,
+        const struct sheaf_principal *who)
+{
+        return !who->grant &&
+                (who->uid == dataset->record->owner_uid || who->uid == 0);
+}
+
+void sheaf_registry_owner_text(uid_t uid, char *buf, size_t cap_bytes)
+{
+        struct passwd pw, *found = NULL;
+        char space[4096];
+
+        if (getpwuid_r(uid, &pw, space, sizeof(space), &found) == 0 && found)
+                snprintf(buf, cap_bytes, "%s", pw.pw_name);
+        else
+                snprintf(buf, cap_bytes, "%u", uid);
+}
+
+void sheaf_registry_share_text(const struct sheaf_reg_dataset *dataset,
+        char *buf, size_t cap_bytes)
+{
+        struct group gr, *found = NULL;
+        char space[4096];
+
+        switch (dataset->record->share_kind) {
+        case SHEAF_SHARE_ALL:
+                snprintf(buf, cap_bytes, "all");
+                break;
+        case SHEAF_SHARE_GROUP:
+                if (getgrgid_r(dataset->record->share_gid, &gr, space,
+                            sizeof(space), &found) == 0 &&
+                        found)
+                        snprintf(buf, cap_bytes, "group:%s", gr.gr_name);
+                else
+                        snprintf(buf, cap_bytes, "group:%u",
+                                dataset->record->share_gid);
+                break;
+        default:
+                snprintf(buf, cap_bytes, "owner");
+        }
+}
+
+/* ---- finding ---- */
+
+struct sheaf_reg_dataset *sheaf_registry_first(struct sheaf_registry *registry)
+{
+        return TAILQ_FIRST(&registry->datasets);
+}
+
+/* Splits "~OWNER/NAME". 0 no owner given, 1 given, -ENOENT no such user. */
+static int split_owner(const char *name, uid_t *uid, const char **rest)
+{
+        const char *slash = strchr(name, '/');
+        struct passwd pw, *found = NULL;
+        char space[4096], owner[64], *end;
+
+        *rest = name;
+        if (name[0] != '~' || !slash)
+                return 0;
+        if ((size_t)(slash - name) > sizeof(owner))
+                return -ENOENT;
+        snprintf(owner, sizeof(owner), "%.*s", (int)(slash - name - 1),
+                name + 1);
+        *rest = slash + 1;
+        *uid = (uid_t)strtoul(owner, &end, 10);
+        if (*owner && !*end)
+                return 1;
+        if (getpwnam_r(owner, &pw, space, sizeof(space), &found) || !found)
+                return -ENOENT;
+        *uid = pw.pw_uid;
+        return 1;
+}
+
+int sheaf_registry_find(struct sheaf_registry *registry,
+        const struct sheaf_principal *who, const char *name,
+        struct sheaf_reg_dataset **ret_dataset)
+{
+        struct sheaf_reg_dataset *ds, *found = NULL;
+        bool ambiguous = false;
+        uid_t uid = 0;
+        int given = split_owner(name, &uid, &name);
+
+        if (given < 0)
+                return given;
+        TAILQ_FOREACH (ds, &registry->datasets, link) {
+                if (strcmp(ds->record->name, name) ||
+                        !sheaf_registry_may_read(ds, who))
+                        continue;
+                if (given && ds->record->owner_uid != uid)
+                        continue;
+                if (!given && ds->record->owner_uid == who->uid &&
+                        !who->grant) {
+                        *ret_dataset = ds; /* one's own come first */
+                        return 0;
+                }
+                ambiguous = found != NULL;
+                found = ds;
+        }
+        if (!found)
+                return -ENOENT;
+        if (ambiguous)
+                return -ENOTUNIQ;
+        *ret_dataset = found;
+        return 0;
+}
+
+/* ---- making ---- */
+
+/* Printable, no leading '-', '~' or '/', no empty or dotted component. */
+static bool name_valid(const char *name)
+{
+        size_t len = strlen(name);
+
+        if (!len || len > NAME_MAX_ || strchr("-~/.", name[0]) ||
+                name[len - 1] == '/' || strstr(name, "//") ||
+                strstr(name, "/."))
+                return false;
+        for (size_t i = 0; i < len; i++)
+                if ((unsigned char)name[i] <= ' ' || name[i] == 0x7f)
+                        return false;
+        return true;
+}
+
+static int set_bytes(ProtobufCBinaryData *to, const void *data, size_t len)
+{
+        uint8_t *copy = malloc(len + 1);
+
+        if (!copy)
+                return -ENOMEM;
+        memcpy(copy, data, len);
+        copy[len] = 0;
+        free(to->data);
+        to->data = copy;
+        to->len = len;
+        return 0;
+}
+
+static SheafRecord__Dataset *record_new(const struct sheaf_principal *owner,
+        const char *name, const char *origin_path, bool follow)
+{
+        SheafRecord__Dataset *record = malloc(sizeof(*record));
+
+        if (!record)
+                return NULL;
+        sheaf_record__dataset__init(record);
+        record->owner_uid = owner->uid;
+        record->owner_gid = owner->gid;
+        record->follow = follow;
+        record->created_ns = (uint64_t)sheaf_wall_ns();
+        record->name = strdup(name);
+        record->owner_group = sheaf_new(uint32_t, owner->group_count + 1);
+        if (!record->name || !record->owner_group ||
+                set_bytes(&record->origin, origin_path, strlen(origin_path))) {
+                sheaf_record__dataset__free_unpacked(record, NULL);
+                return NULL;
+        }
+        for (size_t i = 0; i < owner->group_count; i++)
+                record->owner_group[record->n_owner_group++] =
+                        owner->groups[i];
+        return record;
+}
+
+int sheaf_registry_create(struct sheaf_registry *registry,
+        const struct sheaf_principal *owner, const char *name,
+        const char *origin_path, int origin_fd, bool follow,
+        struct sheaf_reg_dataset **ret_dataset)
+{
+        struct sheaf_reg_dataset *ds;
+        SheafRecord__Dataset *record;
+        int rc;
+
+        if (!name_valid(name))
+                return -EINVAL;
+        TAILQ_FOREACH (ds, &registry->datasets, link)
+                if (ds->record->owner_uid == owner->uid &&
+                        strcmp(ds->record->name, name) == 0)
+                        return -EEXIST;
+        record = record_new(owner, name, origin_path, follow);
+        if (!record)
+                return -ENOMEM;
+        rc = sheaf_store_next(registry->store, "dataset", &record->id);
+        ds = rc ? NULL : dataset_new(registry, record);
+        if (!ds) {
+                sheaf_record__dataset__free_unpacked(record, NULL);
+                return rc ? rc : -ENOMEM;
+        }
+        rc = sheaf_registry_present(ds, origin_path, origin_fd);
+        if (rc) {
+                TAILQ_REMOVE(&registry->datasets, ds, link);
+                sheaf_registry_free_dataset(ds);
+                return rc;
+        }
+        *ret_dataset = ds;
+        return 0;
+}
+
+void sheaf_registry_remove(struct sheaf_reg_dataset *dataset)
+{
+        struct sheaf_registry *registry = dataset->registry;
+        char key[KEY_CAP];
+        int rc;
+
+        if (dataset->removed)
+                return;
+        record_key(dataset, key);
+        rc = sheaf_store_del(registry->store, key);
+        if (rc && rc != -ENOENT)
+                sheaf_log_rc(rc, SHEAF_LOG_ERROR, "dataset record not removed",
+                        "name=%s", dataset->record->name);
+        dataset->removed = true;
+        TAILQ_REMOVE(&registry->datasets, dataset, link);
+        TAILQ_INSERT_TAIL(&registry->leaving, dataset, link);
+        sheaf_registry_detach(dataset);
+        /* Lodgings go in the sweep, when no handle uses them any more. */
+}
+
+void sheaf_registry_free_dataset(struct sheaf_reg_dataset *ds)
+{
+        struct sheaf_reg_version *version;
+
+        sheaf_registry_detach(ds);
+        while ((version = TAILQ_FIRST(&ds->versions))) {
+                TAILQ_REMOVE(&ds->versions, version, link);
+                sheaf_version_close(version->fetch.stored);
+                sheaf_listing_block_clear(&version->block);
+                free(version);
+        }
+        sheaf_record__dataset__free_unpacked(ds->record, NULL);
+        free(ds);
+}
+
+int sheaf_registry_share(struct sheaf_reg_dataset *dataset,
+        enum sheaf_share kind, gid_t gid)
+{
+        SheafRecord__Dataset *record = dataset->record;
+
+        if (record->share_kind == kind && record->share_gid == gid)
+                return 0;
+        for (struct sheaf_reg_version *v = TAILQ_FIRST(&dataset->versions); v;
+                v = TAILQ_NEXT(v, link))
+                if (v->handles)
+                        return -EBUSY;
+        if (!sheaf_registry_evacuate(dataset))
+                return -EBUSY;
+        record->share_kind = kind;
+        record->share_gid = gid;
+        return TAILQ_EMPTY(&dataset->versions) ? 0 :
+                                                 sheaf_registry_save(dataset);
+}
+
+/* ---- domains ---- */
+
+struct sheaf_domain *sheaf_registry_domains(struct sheaf_registry *registry)
+{
+        return LIST_FIRST(&registry->domains);
+}
+
+struct sheaf_domain *sheaf_registry_domain_of(struct sheaf_registry *registry,
+        const struct sheaf_arena *arena)
+{
+        struct sheaf_domain *domain;
+
+        LIST_FOREACH (domain, &registry->domains, link)
+                if (domain->arena == arena)
+                        return domain;
+        return NULL;
+}

@@ -1,0 +1,197 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Datasets, their versions, and who may read them.
+ *
+ *   dataset --< version --< lodging (version in one domain's arena)
+ *      |                        |
+ *   origin (reader)          domain (arena)
+ *
+ * Names are per owner: nothing tells one user what another has. A dataset
+ * belongs to one domain (owner, group, everybody); each grant is a domain of
+ * its own, since whoever maps an arena can read all of it.
+ *
+ * Threads: loop thread only; listings are read and checked on the pool. */
+#ifndef SHEAF_DAEMON_REGISTRY_H
+#define SHEAF_DAEMON_REGISTRY_H
+
+#include "daemon/fetch/fetch.h"
+#include "daemon/listing_block.h"
+#include "daemon/principal.h"
+
+#include "daemon/records.pb-c.h"
+
+enum sheaf_share {
+        SHEAF_SHARE_OWNER = 0,
+        SHEAF_SHARE_GROUP = 1,
+        SHEAF_SHARE_ALL = 2,
+        SHEAF_SHARE_GRANT = 3, /* domains only */
+};
+
+struct sheaf_registry;
+
+struct sheaf_domain {
+        LIST_ENTRY(sheaf_domain) link;
+        enum sheaf_share kind;
+        uint64_t id;     /* uid, gid, 0 or grant */
+        uint32_t number; /* the arena's id in messages */
+        struct sheaf_arena *arena;
+        char name[48];
+};
+
+struct sheaf_reg_dataset;
+
+/* One dataset's space in one domain's arena, shared by its versions. */
+struct sheaf_tenancy {
+        LIST_ENTRY(sheaf_tenancy) link;
+        struct sheaf_reg_dataset *dataset;
+        struct sheaf_domain *domain;
+        struct sheaf_space *space;
+        uint32_t handles;
+};
+
+struct sheaf_lodging {
+        LIST_ENTRY(sheaf_lodging) link;
+        struct sheaf_tenancy *tenancy;
+        struct sheaf_residence residence;
+};
+
+enum sheaf_load { SHEAF_UNLOADED, SHEAF_LOADING, SHEAF_LOADED };
+
+struct sheaf_reg_version {
+        struct sheaf_fetch_version fetch; /* first */
+        TAILQ_ENTRY(sheaf_reg_version) link;
+        struct sheaf_reg_dataset *dataset;
+        SheafRecord__Version *record; /* owned */
+        struct sheaf_listing_block block;
+        enum sheaf_load load;
+        TAILQ_HEAD(, sheaf_opening) openings;
+        LIST_HEAD(, sheaf_lodging) lodgings;
+        uint32_t handles;      /* open by clients and tasks */
+        int64_t idle_since_ns;
+        uint64_t listing_bytes;
+};
+
+enum sheaf_attachment {
+        SHEAF_ATTACH_NONE = 0, /* after a restart, until first needed */
+        SHEAF_ATTACH_PROBING,
+        SHEAF_ATTACHED,
+        SHEAF_DETACHED,        /* until a client presents it again */
+};
+
+struct sheaf_reg_dataset {
+        TAILQ_ENTRY(sheaf_reg_dataset) link;
+        struct sheaf_registry *registry;
+        SheafRecord__Dataset *record; /* owned; the durable part */
+        TAILQ_HEAD(sheaf_version_list, sheaf_reg_version) versions;
+        LIST_HEAD(, sheaf_tenancy) tenancies;
+        struct sheaf_origin *origin;
+        enum sheaf_attachment attachment;
+        const char *detached_why; /* static */
+        struct sheaf_origin_probe probe;
+        int64_t retry_ns;         /* a detached origin is tried again then */
+        bool listing;             /* add or update under way */
+        bool removed;
+        uint32_t busy;            /* tasks that use it */
+        uint32_t handles;         /* open by clients, in all domains */
+        struct sheaf_fetch_counters counters;
+        /* Sums of meters of clients that are gone. */
+        uint64_t meter[8];
+        uint64_t op[64];
+};
+
+struct sheaf_registry_config {
+        uv_loop_t *loop;
+        struct sheaf_store *store;
+        struct sheaf_arena_pool *pool;
+        struct sheaf_fetcher *fetcher;
+        const char *reader_path;
+        int64_t deadline_ns;
+};
+
+/* Reads all records; datasets of an earlier run are there at once. */
+SHEAF_MUST_CHECK int sheaf_registry_new(
+        const struct sheaf_registry_config *config,
+        struct sheaf_registry **ret_registry);
+/* Stops readers and closes everything; no handle is open any more. */
+void sheaf_registry_free(struct sheaf_registry *registry);
+
+/* ---- finding ---- */
+
+/* NAME or ~OWNER/NAME (a user name or uid), as @who sees it. 0; -ENOENT no
+ * such dataset or none that may be seen; -ENOTUNIQ several owners share one
+ * of that name: say whose. */
+SHEAF_MUST_CHECK int sheaf_registry_find(struct sheaf_registry *registry,
+        const struct sheaf_principal *who, const char *name,
+        struct sheaf_reg_dataset **ret_dataset);
+struct sheaf_reg_dataset *sheaf_registry_first(struct sheaf_registry *registry);
+bool sheaf_registry_may_read(const struct sheaf_reg_dataset *dataset,
+        const struct sheaf_principal *who);
+bool sheaf_registry_may_manage(const struct sheaf_reg_dataset *dataset,
+        const struct sheaf_principal *who);
+/* What a grant's socket may read; set by the grants module. */
+void sheaf_registry_set_grant_check(struct sheaf_registry *registry,
+        bool (*check)(void *arg, uint64_t grant, uint64_t dataset), void *arg);
+
+/* ---- making ---- */
+
+/* A dataset without a version yet, not yet recorded. @origin_fd is
+ * duplicated. -EEXIST the owner has one of that name; -EINVAL bad name. */
+SHEAF_MUST_CHECK int sheaf_registry_create(struct sheaf_registry *registry,
+        const struct sheaf_principal *owner, const char *name,
+        const char *origin_path, int origin_fd, bool follow,
+        struct sheaf_reg_dataset **ret_dataset);
+/* The origin, presented again by a client. */
+SHEAF_MUST_CHECK int sheaf_registry_present(struct sheaf_reg_dataset *dataset,
+        const char *origin_path, int origin_fd);
+/* Starts the reader if there is none, without a probe: for listing anew. */
+SHEAF_MUST_CHECK int sheaf_registry_origin(struct sheaf_reg_dataset *dataset,
+        struct sheaf_origin **ret_origin);
+/* Takes over the listing of a new version: it becomes the newest. Owns
+ * @block and @record on success. Durable when it returns. */
+SHEAF_MUST_CHECK int sheaf_registry_publish(struct sheaf_reg_dataset *dataset,
+        SheafRecord__Version *record, struct sheaf_listing_block *block,
+        const struct sheaf_listing_pairs *inherited);
+/* Writes the record of @dataset. */
+SHEAF_MUST_CHECK int sheaf_registry_save(struct sheaf_reg_dataset *dataset);
+/* Forgets the dataset and gives its space back as soon as nothing uses it. */
+void sheaf_registry_remove(struct sheaf_reg_dataset *dataset);
+/* Widens or narrows who may read; moves it to another domain. */
+SHEAF_MUST_CHECK int sheaf_registry_share(struct sheaf_reg_dataset *dataset,
+        enum sheaf_share kind, gid_t gid);
+
+/* ---- opening ---- */
+
+/* A version by uuid, else (NULL) the newest; NULL when there is none. */
+struct sheaf_reg_version *sheaf_registry_version(
+        struct sheaf_reg_dataset *dataset, const uint8_t *uuid);
+
+/* Loads a version's listing if it is not in memory, and holds it (a handle).
+ * @done is called once, perhaps at once. rc -EBADMSG: the listing is
+ * damaged; -ENOENT: none. */
+struct sheaf_opening {
+        struct sheaf_reg_version *version;
+        void (*done)(struct sheaf_opening *opening, int rc);
+        TAILQ_ENTRY(sheaf_opening) link;
+        bool pending;
+};
+void sheaf_registry_open(struct sheaf_opening *opening);
+void sheaf_registry_open_cancel(struct sheaf_opening *opening);
+void sheaf_registry_unhold(struct sheaf_reg_version *version);
+
+/* Where the version lives for @who (its dataset's domain, or the grant's). */
+SHEAF_MUST_CHECK int sheaf_registry_lodge(struct sheaf_reg_version *version,
+        const struct sheaf_principal *who, struct sheaf_lodging **ret_lodging);
+/* A client reads through @lodging (or does so no more): live use. */
+void sheaf_lodging_use(struct sheaf_lodging *lodging, int delta);
+
+/* All domains, linked; and the one of an arena. */
+struct sheaf_domain *sheaf_registry_domains(struct sheaf_registry *registry);
+struct sheaf_domain *sheaf_registry_domain_of(struct sheaf_registry *registry,
+        const struct sheaf_arena *arena);
+
+/* "owner", "group:NAME", "all". */
+void sheaf_registry_share_text(const struct sheaf_reg_dataset *dataset,
+        char *buf, size_t cap_bytes);
+/* User name of the owner, or the uid in digits. */
+void sheaf_registry_owner_text(uid_t uid, char *buf, size_t cap_bytes);
+
+#endif

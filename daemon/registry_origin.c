@@ -1,0 +1,148 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Readers of datasets: started when first needed.
+ *
+ *   none --present--> attached <--- probe equal --- probing <-- attach -- none
+ *                                   probe differs --> detached --present--> ..
+ *
+ * After a restart the recorded path is opened again by the reader, as the
+ * owner; the root's inode and 16 sampled entries must be the same. Device
+ * numbers change over remounts and are never compared.
+ *
+ * Threads: loop thread. */
+#include "daemon/registry_internal.h"
+
+#include "daemon/clock.h"
+#include "daemon/log.h"
+
+#define RETRY_NS (5 * SHEAF_NS_PER_SEC)
+
+static int start_reader(struct sheaf_reg_dataset *ds, const char *path,
+        int root_fd)
+{
+        const SheafRecord__Dataset *record = ds->record;
+        struct sheaf_origin_config config = { .loop = ds->registry->loop,
+                .reader_path = ds->registry->reader_path, .root_fd = root_fd,
+                .root_path = path, .switch_user = ds->registry->switch_user,
+                .uid = record->owner_uid, .gid = record->owner_gid,
+                .groups = record->owner_group,
+                .group_count = record->n_owner_group,
+                .deadline_ns = ds->registry->deadline_ns };
+
+        return sheaf_origin_new(&config, &ds->origin);
+}
+
+void sheaf_registry_detach(struct sheaf_reg_dataset *dataset)
+{
+        if (dataset->origin)
+                sheaf_origin_free(sheaf_steal(&dataset->origin));
+        dataset->attachment = SHEAF_ATTACH_NONE;
+}
+
+int sheaf_registry_present(struct sheaf_reg_dataset *dataset,
+        const char *origin_path, int origin_fd)
+{
+        size_t len = strlen(origin_path);
+        uint8_t *copy = malloc(len + 1);
+        int rc;
+
+        if (!copy)
+                return -ENOMEM;
+        memcpy(copy, origin_path, len + 1);
+        sheaf_registry_detach(dataset);
+        rc = start_reader(dataset, NULL, origin_fd);
+        if (rc) {
+                free(copy);
+                return rc;
+        }
+        free(dataset->record->origin.data);
+        dataset->record->origin.data = copy;
+        dataset->record->origin.len = len;
+        dataset->attachment = SHEAF_ATTACHED;
+        return 0;
+}
+
+int sheaf_registry_origin(struct sheaf_reg_dataset *dataset,
+        struct sheaf_origin **ret_origin)
+{
+        int rc;
+
+        if (!dataset->origin) {
+                rc = start_reader(dataset,
+                        (const char *)dataset->record->origin.data, -1);
+                if (rc)
+                        return rc;
+                dataset->attachment = SHEAF_ATTACHED;
+        }
+        *ret_origin = dataset->origin;
+        return 0;
+}
+
+static void probed(struct sheaf_origin_probe *probe, int rc)
+{
+        struct sheaf_reg_dataset *ds = (struct sheaf_reg_dataset *)((char *)
+                probe - offsetof(struct sheaf_reg_dataset, probe));
+        struct sheaf_reg_version *version;
+        const char *why = NULL;
+
+        if (rc == -ECANCELED)
+                why = "the daemon lets go of the origin";
+        else if (rc == -ESTALE)
+                why = "the origin's path leads to another tree; present it "
+                      "again: sheaf update NAME DIR";
+        else if (rc)
+                why = "the origin cannot be reached; when it is back it is "
+                      "tried again, or present it: sheaf update NAME DIR";
+        if (rc) {
+                if (rc != -ECANCELED)
+                        sheaf_log_rc(rc, SHEAF_LOG_WARN, "origin detached",
+                                "dataset=%s origin=%s", ds->record->name,
+                                (const char *)ds->record->origin.data);
+                ds->attachment = SHEAF_DETACHED;
+                ds->detached_why = why;
+                ds->retry_ns = sheaf_now_ns() + RETRY_NS;
+                rc = rc == -ETIMEDOUT ? rc : -ESTALE;
+        } else {
+                ds->attachment = SHEAF_ATTACHED;
+        }
+        TAILQ_FOREACH (version, &ds->versions, link)
+                sheaf_fetch_resume(ds->registry->fetcher, &version->fetch,
+                        ds->origin, rc, why);
+}
+
+int sheaf_registry_attach(struct sheaf_fetch_version *fetch,
+        struct sheaf_origin **ret_origin, const char **ret_why)
+{
+        struct sheaf_reg_version *version = (struct sheaf_reg_version *)fetch;
+        struct sheaf_reg_dataset *ds = version->dataset;
+        int rc;
+
+        if (ds->removed) {
+                *ret_why = "the dataset was removed";
+                return -ESTALE;
+        }
+        if (ds->attachment == SHEAF_DETACHED &&
+                sheaf_now_ns() >= ds->retry_ns)
+                sheaf_registry_detach(ds); /* none: tried again */
+        switch (ds->attachment) {
+        case SHEAF_ATTACHED:
+                *ret_origin = ds->origin;
+                return 0;
+        case SHEAF_ATTACH_PROBING:
+                return -EINPROGRESS;
+        case SHEAF_DETACHED:
+                *ret_why = ds->detached_why;
+                return -ESTALE;
+        case SHEAF_ATTACH_NONE:
+                break;
+        }
+        rc = start_reader(ds, (const char *)ds->record->origin.data, -1);
+        if (rc) {
+                *ret_why = "no reader process can be started";
+                return rc;
+        }
+        ds->attachment = SHEAF_ATTACH_PROBING;
+        ds->probe.listing = &version->fetch.listing;
+        ds->probe.done = probed;
+        sheaf_origin_probe(ds->origin, &ds->probe);
+        return -EINPROGRESS;
+}

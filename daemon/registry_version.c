@@ -1,0 +1,515 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Versions: their listings in memory, where they live in arenas, and how
+ * they go.
+ *
+ *  1 a version with handles stays loaded; the newest stays on disk
+ *  2 an older version is removed when nobody held it for GRACE_NS, so that
+ *    clients that reconnect after a restart of the daemon find theirs
+ *  3 lodgings go only when no flight uses them
+ *
+ * Threads: loop thread; loading runs on the pool. */
+#include "daemon/registry_internal.h"
+
+#include "daemon/clock.h"
+#include "daemon/log.h"
+
+#include <limits.h>
+#include <stdio.h>
+
+#define GRACE_NS  (60 * SHEAF_NS_PER_SEC)
+#define UNLOAD_NS (600 * SHEAF_NS_PER_SEC)
+
+struct sheaf_reg_version *sheaf_registry_add_version(
+        struct sheaf_reg_dataset *dataset, SheafRecord__Version *record)
+{
+        struct sheaf_reg_version *v = sheaf_new(struct sheaf_reg_version, 1);
+
+        if (!v)
+                return NULL;
+        v->dataset = dataset;
+        v->record = record;
+        v->block.memfd = -1;
+        v->fetch.counters = &dataset->counters;
+        v->fetch.attach = sheaf_registry_attach;
+        v->idle_since_ns = sheaf_now_ns();
+        TAILQ_INIT(&v->fetch.attaching);
+        TAILQ_INIT(&v->openings);
+        LIST_INIT(&v->lodgings);
+        TAILQ_INSERT_TAIL(&dataset->versions, v, link);
+        return v;
+}
+
+struct sheaf_reg_version *sheaf_registry_version(
+        struct sheaf_reg_dataset *dataset, const uint8_t *uuid)
+{
+        struct sheaf_reg_version *v;
+
+        if (!uuid)
+                return TAILQ_LAST(&dataset->versions, sheaf_version_list);
+        TAILQ_FOREACH (v, &dataset->versions, link)
+                if (memcmp(v->record->uuid.data, uuid, 16) == 0)
+                        return v;
+        return NULL;
+}
+
+/* ---- loading ---- */
+
+struct load {
+        uv_work_t work;
+        struct sheaf_reg_version *version;
+        char path[PATH_MAX];
+        struct sheaf_digest digest;
+        struct sheaf_listing_block block;
+        int rc;
+};
+
+static int loaded(struct sheaf_reg_version *v,
+        struct sheaf_listing_block *block)
+{
+        int rc;
+
+        v->block = *block;
+        v->fetch.listing = v->block.listing;
+        rc = sheaf_version_open(v->dataset->registry->store,
+                &v->fetch.listing, v->dataset->record->id, &v->fetch.stored);
+        if (rc)
+                return rc;
+        v->load = SHEAF_LOADED;
+        block->memfd = -1;
+        block->map = NULL;
+        return 0;
+}
+
+static void load_work(uv_work_t *work)
+{
+        struct load *load = work->data;
+
+        load->rc = sheaf_listing_block_load(load->path, &load->digest,
+                &load->block);
+}
+
+static void load_done(uv_work_t *work, int status)
+{
+        struct load *load = work->data;
+        struct sheaf_reg_version *v = load->version;
+        struct sheaf_opening *opening;
+        int rc = status ? -ECANCELED : load->rc;
+
+        if (!rc)
+                rc = loaded(v, &load->block);
+        if (rc) {
+                v->load = SHEAF_UNLOADED;
+                v->block = (struct sheaf_listing_block){ .memfd = -1 };
+                sheaf_listing_block_clear(&load->block);
+                sheaf_log_rc(rc, SHEAF_LOG_ERROR, "listing not loaded",
+                        "dataset=%s path=%s", v->dataset->record->name,
+                        load->path);
+        }
+        v->dataset->busy--;
+        free(load);
+        while ((opening = TAILQ_FIRST(&v->openings))) {
+                TAILQ_REMOVE(&v->openings, opening, link);
+                opening->pending = false;
+                if (!rc)
+                        v->handles++;
+                opening->done(opening, rc);
+        }
+}
+
+static int load_start(struct sheaf_reg_version *v)
+{
+        struct load *load = sheaf_new(struct load, 1);
+        struct sheaf_registry *registry = v->dataset->registry;
+        size_t len;
+        int rc;
+
+        if (!load)
+                return -ENOMEM;
+        load->version = v;
+        load->work.data = load;
+        load->block.memfd = -1;
+        memcpy(load->digest.bytes, v->record->listing_digest.data,
+                SHEAF_MIN(v->record->listing_digest.len,
+                        sizeof(load->digest.bytes)));
+        rc = sheaf_version_dir(registry->store, v->record->uuid.data,
+                load->path, sizeof(load->path) - 16);
+        if (!rc) {
+                len = strlen(load->path);
+                snprintf(load->path + len, sizeof(load->path) - len,
+                        "/listing");
+                rc = uv_queue_work(registry->loop, &load->work, load_work,
+                        load_done);
+        }
+        if (rc) {
+                free(load);
+                return rc;
+        }
+        v->load = SHEAF_LOADING;
+        v->dataset->busy++;
+        return 0;
+}
+
+void sheaf_registry_open(struct sheaf_opening *opening)
+{
+        struct sheaf_reg_version *v = opening->version;
+        int rc;
+
+        opening->pending = false;
+        if (v->load == SHEAF_LOADED) {
+                v->handles++;
+                opening->done(opening, 0);
+                return;
+        }
+        if (v->load == SHEAF_UNLOADED) {
+                rc = load_start(v);
+                if (rc) {
+                        opening->done(opening, rc);
+                        return;
+                }
+        }
+        opening->pending = true;
+        TAILQ_INSERT_TAIL(&v->openings, opening, link);
+}
+
+void sheaf_registry_open_cancel(struct sheaf_opening *opening)
+{
+        if (!opening->pending)
+                return;
+        TAILQ_REMOVE(&opening->version->openings, opening, link);
+        opening->pending = false;
+}
+
+void sheaf_registry_unhold(struct sheaf_reg_version *version)
+{
+        if (--version->handles == 0)
+                version->idle_since_ns = sheaf_now_ns();
+}
+
+/* ---- publishing ---- */
+
+static void carry_digests(struct sheaf_reg_version *from,
+        struct sheaf_reg_version *to, const struct sheaf_listing_pairs *pairs)
+{
+        if (!from || from->load != SHEAF_LOADED)
+                return;
+        for (size_t i = 0; i < pairs->count; i++) {
+                const struct sheaf_listing_entry *a =
+                        &from->fetch.listing.entries[pairs->pairs[i][0]];
+                const struct sheaf_listing_entry *b =
+                        &to->fetch.listing.entries[pairs->pairs[i][1]];
+
+                if (!S_ISREG(a->mode))
+                        continue;
+                for (uint64_t c = 0; c < sheaf_chunk_count(a->size_bytes);
+                        c++) {
+                        const struct sheaf_digest *digest =
+                                sheaf_version_digest(from->fetch.stored,
+                                        a->first_chunk + c);
+
+                        if (sheaf_digest_known(digest))
+                                sheaf_version_learn(to->fetch.stored,
+                                        b->first_chunk + c, digest);
+                }
+        }
+}
+
+/* Appends @record to the dataset's durable record. */
+static int record_append(SheafRecord__Dataset *record,
+        SheafRecord__Version *version)
+{
+        void *grown = realloc(record->version,
+                (record->n_version + 1) * sizeof(*record->version));
+
+        if (!grown)
+                return -ENOMEM;
+        record->version = grown;
+        record->version[record->n_version++] = version;
+        return 0;
+}
+
+static void record_take(SheafRecord__Dataset *record,
+        SheafRecord__Version *version)
+{
+        for (size_t i = 0; i < record->n_version; i++) {
+                if (record->version[i] != version)
+                        continue;
+                memmove(&record->version[i], &record->version[i + 1],
+                        (record->n_version - i - 1) *
+                                sizeof(*record->version));
+                record->n_version--;
+                return;
+        }
+}
+
+int sheaf_registry_publish(struct sheaf_reg_dataset *dataset,
+        SheafRecord__Version *record, struct sheaf_listing_block *block,
+        const struct sheaf_listing_pairs *inherited)
+{
+        struct sheaf_reg_version *prev = sheaf_registry_version(dataset, NULL);
+        struct sheaf_reg_version *v;
+        int rc = record_append(dataset->record, record);
+
+        if (rc)
+                return rc;
+        v = sheaf_registry_add_version(dataset, record);
+        rc = v ? loaded(v, block) : -ENOMEM;
+        if (!rc) {
+                carry_digests(prev, v, inherited);
+                rc = sheaf_registry_save(dataset);
+        }
+        if (rc) {
+                record_take(dataset->record, record);
+                if (v) {
+                        *block = v->block;
+                        TAILQ_REMOVE(&dataset->versions, v, link);
+                        if (v->fetch.stored)
+                                sheaf_version_close(v->fetch.stored);
+                        free(v);
+                }
+                return rc;
+        }
+        return 0;
+}
+
+/* ---- lodgings ---- */
+
+static int domain_get(struct sheaf_registry *registry, enum sheaf_share kind,
+        uint64_t id, struct sheaf_domain **ret_domain)
+{
+        static const char *const kinds[] = { "owner", "group", "all",
+                "grant" };
+        struct sheaf_domain *domain;
+        int rc;
+
+        LIST_FOREACH (domain, &registry->domains, link) {
+                if (domain->kind == kind && domain->id == id) {
+                        *ret_domain = domain;
+                        return 0;
+                }
+        }
+        domain = sheaf_new(struct sheaf_domain, 1);
+        if (!domain)
+                return -ENOMEM;
+        domain->kind = kind;
+        domain->id = id;
+        domain->number = ++registry->domain_numbers;
+        snprintf(domain->name, sizeof(domain->name), "%s:%llu", kinds[kind],
+                (unsigned long long)id);
+        rc = sheaf_arena_new(registry->pool, domain->name, &domain->arena);
+        if (rc) {
+                free(domain);
+                return rc;
+        }
+        LIST_INSERT_HEAD(&registry->domains, domain, link);
+        *ret_domain = domain;
+        return 0;
+}
+
+static int tenancy_get(struct sheaf_reg_dataset *ds,
+        struct sheaf_domain *domain, struct sheaf_tenancy **ret_tenancy)
+{
+        struct sheaf_tenancy *tenancy;
+        int rc;
+
+        LIST_FOREACH (tenancy, &ds->tenancies, link) {
+                if (tenancy->domain == domain) {
+                        *ret_tenancy = tenancy;
+                        return 0;
+                }
+        }
+        tenancy = sheaf_new(struct sheaf_tenancy, 1);
+        if (!tenancy)
+                return -ENOMEM;
+        tenancy->dataset = ds;
+        tenancy->domain = domain;
+        rc = sheaf_space_new(domain->arena, ds->record->name, &tenancy->space);
+        if (rc) {
+                free(tenancy);
+                return rc;
+        }
+        LIST_INSERT_HEAD(&ds->tenancies, tenancy, link);
+        *ret_tenancy = tenancy;
+        return 0;
+}
+
+int sheaf_registry_lodge(struct sheaf_reg_version *version,
+        const struct sheaf_principal *who, struct sheaf_lodging **ret_lodging)
+{
+        struct sheaf_reg_dataset *ds = version->dataset;
+        enum sheaf_share kind = who->grant ? SHEAF_SHARE_GRANT :
+                                             ds->record->share_kind;
+        uint64_t id = who->grant;
+        struct sheaf_domain *domain;
+        struct sheaf_tenancy *tenancy;
+        struct sheaf_lodging *lodging;
+        int rc;
+
+        if (kind == SHEAF_SHARE_OWNER)
+                id = ds->record->owner_uid;
+        else if (kind == SHEAF_SHARE_GROUP)
+                id = ds->record->share_gid;
+        rc = domain_get(ds->registry, kind, id, &domain);
+        if (!rc)
+                rc = tenancy_get(ds, domain, &tenancy);
+        if (rc)
+                return rc;
+        LIST_FOREACH (lodging, &version->lodgings, link) {
+                if (lodging->tenancy == tenancy) {
+                        *ret_lodging = lodging;
+                        return 0;
+                }
+        }
+        lodging = sheaf_new(struct sheaf_lodging, 1);
+        if (!lodging)
+                return -ENOMEM;
+        lodging->tenancy = tenancy;
+        lodging->residence.arena = domain->arena;
+        lodging->residence.space = tenancy->space;
+        rc = sheaf_table_new(domain->arena, version->record->serial,
+                version->fetch.listing.chunk_count, &lodging->residence.table);
+        if (rc) {
+                free(lodging);
+                return rc;
+        }
+        LIST_INSERT_HEAD(&version->lodgings, lodging, link);
+        *ret_lodging = lodging;
+        return 0;
+}
+
+void sheaf_lodging_use(struct sheaf_lodging *lodging, int delta)
+{
+        struct sheaf_tenancy *tenancy = lodging->tenancy;
+        struct sheaf_reg_dataset *ds = tenancy->dataset;
+        bool was = tenancy->handles > 0, ds_was = ds->handles > 0;
+
+        tenancy->handles += (uint32_t)delta;
+        ds->handles += (uint32_t)delta;
+        if (ds_was != (ds->handles > 0))
+                sheaf_store_group_live(ds->registry->store, ds->record->id,
+                        ds->handles > 0);
+        if (was != (tenancy->handles > 0))
+                sheaf_space_set_live(tenancy->space, tenancy->handles > 0,
+                        sheaf_now_ns());
+}
+
+/* ---- going ---- */
+
+static bool version_evacuate(struct sheaf_reg_version *v)
+{
+        struct sheaf_lodging *lodging;
+
+        if (!sheaf_fetch_quiesce(v->dataset->registry->fetcher, &v->fetch))
+                return false;
+        while ((lodging = LIST_FIRST(&v->lodgings))) {
+                LIST_REMOVE(lodging, link);
+                sheaf_table_free(lodging->residence.table);
+                free(lodging);
+        }
+        return true;
+}
+
+bool sheaf_registry_evacuate(struct sheaf_reg_dataset *dataset)
+{
+        struct sheaf_reg_version *v;
+        struct sheaf_tenancy *tenancy;
+        bool done = true;
+
+        TAILQ_FOREACH (v, &dataset->versions, link)
+                done &= v->load != SHEAF_LOADING && version_evacuate(v);
+        if (!done)
+                return false;
+        while ((tenancy = LIST_FIRST(&dataset->tenancies))) {
+                LIST_REMOVE(tenancy, link);
+                sheaf_space_free(tenancy->space);
+                free(tenancy);
+        }
+        return true;
+}
+
+static void version_unload(struct sheaf_reg_version *v)
+{
+        sheaf_version_close(v->fetch.stored);
+        v->fetch.stored = NULL;
+        sheaf_listing_block_clear(&v->block);
+        memset(&v->fetch.listing, 0, sizeof(v->fetch.listing));
+        v->load = SHEAF_UNLOADED;
+}
+
+/* Removes a version from memory and disk; its record stays the caller's. */
+static void version_remove(struct sheaf_reg_version *v)
+{
+        struct sheaf_reg_dataset *ds = v->dataset;
+        int rc;
+
+        if (v->load == SHEAF_LOADED)
+                version_unload(v);
+        TAILQ_REMOVE(&ds->versions, v, link);
+        rc = sheaf_version_remove(ds->registry->store, v->record->uuid.data,
+                v->record->serial);
+        if (rc && rc != -ENOENT)
+                sheaf_log_rc(rc, SHEAF_LOG_WARN, "version not removed",
+                        "dataset=%s serial=%llu", ds->record->name,
+                        (unsigned long long)v->record->serial);
+        free(v);
+}
+
+static void sweep_old_versions(struct sheaf_reg_dataset *ds, int64_t now_ns)
+{
+        struct sheaf_reg_version *v, *next;
+
+        for (v = TAILQ_FIRST(&ds->versions); v; v = next) {
+                SheafRecord__Version *record = v->record;
+
+                next = TAILQ_NEXT(v, link);
+                if (!next || v->handles || v->load == SHEAF_LOADING ||
+                        ds->listing || now_ns - v->idle_since_ns < GRACE_NS)
+                        continue;
+                if (!version_evacuate(v))
+                        continue;
+                record_take(ds->record, record);
+                if (sheaf_registry_save(ds)) {
+                        if (record_append(ds->record, record))
+                                continue;
+                        continue;
+                }
+                version_remove(v);
+                sheaf_record__version__free_unpacked(record, NULL);
+        }
+        /* What nobody used for long gives its memory back. */
+        v = TAILQ_LAST(&ds->versions, sheaf_version_list);
+        if (v && v->load == SHEAF_LOADED && !v->handles && !ds->listing &&
+                LIST_EMPTY(&v->lodgings) && !v->fetch.flights &&
+                now_ns - v->idle_since_ns > UNLOAD_NS)
+                version_unload(v);
+}
+
+static void sweep_leaving(struct sheaf_registry *registry)
+{
+        struct sheaf_reg_dataset *ds, *next;
+
+        for (ds = TAILQ_FIRST(&registry->leaving); ds; ds = next) {
+                struct sheaf_reg_version *v;
+                bool held = ds->busy || ds->listing;
+
+                next = TAILQ_NEXT(ds, link);
+                TAILQ_FOREACH (v, &ds->versions, link)
+                        held |= v->handles > 0;
+                if (held || !sheaf_registry_evacuate(ds))
+                        continue;
+                while ((v = TAILQ_FIRST(&ds->versions)))
+                        version_remove(v);
+                sheaf_store_group_drop(registry->store, ds->record->id);
+                TAILQ_REMOVE(&registry->leaving, ds, link);
+                sheaf_registry_free_dataset(ds);
+        }
+}
+
+void sheaf_registry_sweep(struct sheaf_registry *registry, bool all)
+{
+        struct sheaf_reg_dataset *ds;
+        int64_t now_ns = all ? INT64_MAX : sheaf_now_ns();
+
+        TAILQ_FOREACH (ds, &registry->datasets, link)
+                sweep_old_versions(ds, now_ns);
+        sweep_leaving(registry);
+}

@@ -1,0 +1,403 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Listening sockets and the life of connections.
+ *
+ *  1 a connection's pins are freed when its socket hangs up or its process
+ *    ends (pidfd), whichever is seen first; after a fork that was announced
+ *    only hang-up counts, since the child still reads
+ *  2 what was held at a fork stays held until the fork's pipe hangs up
+ *  3 at the descriptor limit new connections are refused at once, by a spare
+ *    descriptor, and never cause a busy loop
+ *
+ * Threads: loop thread. */
+#include "daemon/server_internal.h"
+
+#include "daemon/clock.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <sys/socket.h>
+
+#define RETRY_MS 20
+
+static void conn_closed(uv_handle_t *handle)
+{
+        struct sheaf_conn *conn = handle->data;
+
+        if (--conn->open_handles == 0) {
+                close(conn->sock);
+                sheaf_principal_clear(&conn->who);
+                free(conn);
+        }
+}
+
+static void fold_meter(struct sheaf_handle *h)
+{
+        struct sheaf_reg_dataset *ds = h->version->dataset;
+
+        if (!h->meter)
+                return;
+        for (size_t i = 0; i < SHEAF_METER_STRIPES; i++) {
+                const struct sheaf_meter_stripe *s = &h->meter->stripe[i];
+                const _Atomic uint64_t *words = &s->hits;
+
+                for (size_t w = 0; w < SHEAF_ARRAY_LEN(ds->meter); w++)
+                        ds->meter[w] += atomic_load_explicit(&words[w],
+                                memory_order_relaxed);
+        }
+        for (size_t i = 0; i < SHEAF_METER_OPS; i++)
+                ds->op[i] += atomic_load_explicit(&h->meter->op[i],
+                        memory_order_relaxed);
+        munmap((void *)h->meter, sizeof(*h->meter));
+        h->meter = NULL;
+}
+
+void sheaf_conn_close_handle(struct sheaf_conn *conn,
+        struct sheaf_handle *handle)
+{
+        fold_meter(handle);
+        sheaf_close_p(&handle->meter_fd);
+        if (handle->lodging)
+                sheaf_lodging_use(handle->lodging, -1);
+        sheaf_registry_unhold(handle->version);
+        conn->handles[handle->number] = NULL;
+        conn->handle_count--;
+        free(handle);
+}
+
+void sheaf_conn_close(struct sheaf_conn *conn)
+{
+        struct sheaf_arena_part *part;
+        struct sheaf_plain_hold *plain;
+        struct sheaf_call *call;
+
+        if (conn->closing)
+                return;
+        conn->closing = true;
+        LIST_REMOVE(conn, link);
+        while ((call = LIST_FIRST(&conn->calls))) {
+                sheaf_call_end(call);
+                call->abandon(call);
+        }
+        while ((plain = LIST_FIRST(&conn->plains))) {
+                LIST_REMOVE(plain, link);
+                sheaf_plain_lease_end(plain->lease);
+                free(plain);
+        }
+        for (uint32_t i = 0; i < SHEAF_CONN_HANDLES_MAX; i++)
+                if (conn->handles[i])
+                        sheaf_conn_close_handle(conn, conn->handles[i]);
+        while ((part = LIST_FIRST(&conn->attachments))) {
+                LIST_REMOVE(part, link);
+                sheaf_pins_free(part->pins);
+                free(part);
+        }
+        sheaf_conn_drop_queue(conn);
+        /* The client learns of it at once, not when the last handle closes. */
+        shutdown(conn->sock, SHUT_RDWR);
+        conn->open_handles = 1 + conn->pid_polled;
+        uv_close((uv_handle_t *)&conn->poll, conn_closed);
+        if (conn->pid_polled)
+                uv_close((uv_handle_t *)&conn->pid_poll, conn_closed);
+}
+
+/* The client's process ended. */
+static void process_ended(uv_poll_t *poll, int status, int events)
+{
+        struct sheaf_conn *conn = poll->data;
+
+        (void)status;
+        (void)events;
+        uv_poll_stop(poll);
+        if (conn->forked)
+                return; /* a child may still read; hang-up decides */
+        conn->server->stats.pins_freed_dead++;
+        sheaf_conn_close(conn);
+}
+
+static int conn_new(struct sheaf_listener *listener, int sock)
+{
+        struct sheaf_server *server = listener->server;
+        struct sheaf_conn *conn = sheaf_new(struct sheaf_conn, 1);
+        int rc;
+
+        if (!conn)
+                return -ENOMEM;
+        conn->who.pidfd = -1;
+        rc = sheaf_principal_read(sock, listener->grant, &conn->who);
+        if (rc) {
+                free(conn);
+                return rc;
+        }
+        conn->server = server;
+        conn->daemon = server->daemon;
+        conn->sock = sock;
+        TAILQ_INIT(&conn->queue);
+        snprintf(conn->kind, sizeof(conn->kind), "new");
+        rc = uv_poll_init(server->daemon->loop, &conn->poll, sock);
+        if (rc) {
+                sheaf_principal_clear(&conn->who);
+                free(conn);
+                return rc;
+        }
+        conn->poll.data = conn;
+        uv_poll_start(&conn->poll, UV_READABLE, sheaf_conn_readable);
+        if (conn->who.pidfd >= 0 &&
+                !uv_poll_init(server->daemon->loop, &conn->pid_poll,
+                        conn->who.pidfd)) {
+                conn->pid_polled = true;
+                conn->pid_poll.data = conn;
+                uv_poll_start(&conn->pid_poll, UV_READABLE, process_ended);
+        }
+        LIST_INSERT_HEAD(&server->conns, conn, link);
+        server->stats.accepted++;
+        return 0;
+}
+
+static void refuse(struct sheaf_server *server, int sock, int rc)
+{
+        server->stats.refused++;
+        if (sheaf_log_once(&server->refused_once, 10 * SHEAF_NS_PER_SEC))
+                sheaf_log_rc(rc, SHEAF_LOG_WARN, "connection refused",
+                        "count=%llu",
+                        (unsigned long long)server->stats.refused);
+        sheaf_close_p(&sock);
+}
+
+static void accept_cb(uv_poll_t *poll, int status, int events)
+{
+        struct sheaf_listener *listener = poll->data;
+        struct sheaf_server *server = listener->server;
+
+        (void)status;
+        (void)events;
+        for (int i = 0; i < 64; i++) {
+                int sock = accept4(listener->sock, NULL, NULL,
+                        SOCK_CLOEXEC | SOCK_NONBLOCK);
+                int rc;
+
+                if (sock < 0 && (errno == EMFILE || errno == ENFILE)) {
+                        rc = -errno;
+                        sheaf_close_p(&server->spare_fd);
+                        sock = accept4(listener->sock, NULL, NULL,
+                                SOCK_CLOEXEC | SOCK_NONBLOCK);
+                        refuse(server, sock, rc);
+                        server->spare_fd = open("/dev/null",
+                                O_RDONLY | O_CLOEXEC);
+                        if (sock < 0)
+                                return;
+                        continue;
+                }
+                if (sock < 0)
+                        return;
+                rc = conn_new(listener, sock);
+                if (rc)
+                        refuse(server, sock, rc);
+        }
+}
+
+static void listener_closed(uv_handle_t *handle)
+{
+        struct sheaf_listener *listener = handle->data;
+
+        close(listener->sock);
+        free(listener->path);
+        free(listener);
+}
+
+static void listener_close(struct sheaf_listener *listener)
+{
+        struct stat st;
+
+        LIST_REMOVE(listener, link);
+        if (lstat(listener->path, &st) == 0 &&
+                st.st_ino == listener->made.st_ino &&
+                st.st_dev == listener->made.st_dev)
+                unlink(listener->path);
+        uv_close((uv_handle_t *)&listener->poll, listener_closed);
+}
+
+int sheaf_server_listen(struct sheaf_server *server, const char *path,
+        uint64_t grant, uint64_t *ret_listener)
+{
+        struct sheaf_listener *listener = sheaf_new(struct sheaf_listener, 1);
+        int rc;
+
+        if (!listener)
+                return -ENOMEM;
+        listener->path = strdup(path);
+        listener->sock = listener->path ? sheaf_wire_listen(path, 0666) :
+                                          -ENOMEM;
+        if (listener->sock < 0) {
+                rc = listener->sock;
+                free(listener->path);
+                free(listener);
+                return rc;
+        }
+        if (lstat(path, &listener->made))
+                memset(&listener->made, 0, sizeof(listener->made));
+        rc = uv_poll_init(server->daemon->loop, &listener->poll,
+                listener->sock);
+        if (rc) {
+                close(listener->sock);
+                free(listener->path);
+                free(listener);
+                return rc;
+        }
+        listener->server = server;
+        listener->grant = grant;
+        listener->number = ++server->numbers;
+        listener->poll.data = listener;
+        uv_poll_start(&listener->poll, UV_READABLE, accept_cb);
+        LIST_INSERT_HEAD(&server->listeners, listener, link);
+        *ret_listener = listener->number;
+        return 0;
+}
+
+void sheaf_server_unlisten(struct sheaf_server *server, uint64_t number)
+{
+        struct sheaf_listener *listener;
+
+        LIST_FOREACH (listener, &server->listeners, link) {
+                if (listener->number == number) {
+                        listener_close(listener);
+                        return;
+                }
+        }
+}
+
+static void retry_cb(uv_timer_t *timer)
+{
+        struct sheaf_server *server = timer->data;
+        struct sheaf_conn *conn, *next;
+
+        for (conn = LIST_FIRST(&server->conns); conn; conn = next) {
+                next = LIST_NEXT(conn, link);
+                if (!TAILQ_EMPTY(&conn->queue))
+                        sheaf_conn_flush(conn);
+        }
+}
+
+int sheaf_server_new(struct sheaf_daemon *daemon, const char *path,
+        struct sheaf_server **ret_server)
+{
+        struct sheaf_server *server = sheaf_new(struct sheaf_server, 1);
+        uint64_t listener;
+        int rc;
+
+        if (!server)
+                return -ENOMEM;
+        server->daemon = daemon;
+        server->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+        uv_timer_init(daemon->loop, &server->timer);
+        server->timer.data = server;
+        uv_timer_start(&server->timer, retry_cb, RETRY_MS, RETRY_MS);
+        rc = sheaf_server_listen(server, path, 0, &listener);
+        if (rc) {
+                sheaf_server_free(server);
+                return rc;
+        }
+        *ret_server = server;
+        return 0;
+}
+
+static void ghost_closed(uv_handle_t *handle)
+{
+        struct sheaf_fork_ghost *ghost = handle->data;
+
+        close(ghost->fd);
+        free(ghost);
+}
+
+static void ghost_end(struct sheaf_fork_ghost *ghost)
+{
+        LIST_REMOVE(ghost, link);
+        for (size_t i = 0; i < ghost->count; i++)
+                sheaf_ghost_free(ghost->ghosts[i]);
+        ghost->count = 0;
+        uv_close((uv_handle_t *)&ghost->poll, ghost_closed);
+}
+
+static void server_closed(uv_handle_t *handle)
+{
+        struct sheaf_server *server = handle->data;
+
+        sheaf_close_p(&server->spare_fd);
+        free(server);
+}
+
+void sheaf_server_free(struct sheaf_server *server)
+{
+        if (!server)
+                return;
+        server->closing = true;
+        while (!LIST_EMPTY(&server->listeners))
+                listener_close(LIST_FIRST(&server->listeners));
+        while (!LIST_EMPTY(&server->conns))
+                sheaf_conn_close(LIST_FIRST(&server->conns));
+        while (!LIST_EMPTY(&server->ghosts))
+                ghost_end(LIST_FIRST(&server->ghosts));
+        uv_close((uv_handle_t *)&server->timer, server_closed);
+}
+
+struct sheaf_conn *sheaf_server_first(struct sheaf_server *server)
+{
+        return LIST_FIRST(&server->conns);
+}
+
+void sheaf_server_drop_grant(struct sheaf_server *server, uint64_t grant)
+{
+        struct sheaf_conn *conn, *next;
+
+        for (conn = LIST_FIRST(&server->conns); conn; conn = next) {
+                next = LIST_NEXT(conn, link);
+                if (conn->who.grant == grant)
+                        sheaf_conn_close(conn);
+        }
+}
+
+void sheaf_server_stats(const struct sheaf_server *server,
+        struct sheaf_server_stats *ret_stats)
+{
+        *ret_stats = server->stats;
+}
+
+static void ghost_hangup(uv_poll_t *poll, int status, int events)
+{
+        (void)status;
+        (void)events;
+        ghost_end(poll->data);
+}
+
+/* What @conn holds now stays held until the pipe @fd (owned) hangs up. */
+int sheaf_conn_ghost(struct sheaf_conn *conn, int fd)
+{
+        struct sheaf_fork_ghost *ghost = sheaf_new(struct sheaf_fork_ghost, 1);
+        struct sheaf_arena_part *part;
+        int rc = ghost ? 0 : -ENOMEM;
+
+        if (!rc)
+                rc = uv_poll_init(conn->daemon->loop, &ghost->poll, fd);
+        if (rc) {
+                free(ghost);
+                close(fd);
+                return rc;
+        }
+        ghost->server = conn->server;
+        ghost->fd = fd;
+        ghost->poll.data = ghost;
+        LIST_INSERT_HEAD(&conn->server->ghosts, ghost, link);
+        LIST_FOREACH (part, &conn->attachments, link) {
+                if (ghost->count == SHEAF_ARRAY_LEN(ghost->ghosts))
+                        rc = -ENOSPC;
+                else
+                        rc = sheaf_ghost_new(part->pins,
+                                &ghost->ghosts[ghost->count]);
+                if (rc) {
+                        ghost_end(ghost);
+                        return rc;
+                }
+                ghost->count++;
+        }
+        uv_poll_start(&ghost->poll, UV_READABLE | UV_DISCONNECT, ghost_hangup);
+        return 0;
+}

@@ -1,0 +1,40 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What server.c (sockets, life of connections) and conn.c (messages) share. */
+#ifndef SHEAF_DAEMON_SERVER_INTERNAL_H
+#define SHEAF_DAEMON_SERVER_INTERNAL_H
+
+#include "daemon/log.h"
+#include "daemon/server.h"
+
+struct sheaf_listener {
+        LIST_ENTRY(sheaf_listener) link;
+        struct sheaf_server *server;
+        uv_poll_t poll;
+        int sock;
+        uint64_t number, grant;
+        char *path;
+        struct stat made; /* unlinked only while it is still ours */
+};
+
+struct sheaf_server {
+        struct sheaf_daemon *daemon;
+        LIST_HEAD(, sheaf_listener) listeners;
+        LIST_HEAD(, sheaf_conn) conns;
+        LIST_HEAD(, sheaf_fork_ghost) ghosts;
+        uint64_t numbers;
+        uv_timer_t timer;  /* retries sends and accepts that lacked fds */
+        bool closing;
+        int spare_fd;      /* given up to accept and refuse when at the limit */
+        struct sheaf_server_stats stats;
+        struct sheaf_log_once refused_once, bad_once, slow_once;
+};
+
+/* conn.c */
+void sheaf_conn_readable(uv_poll_t *poll, int status, int events);
+void sheaf_conn_flush(struct sheaf_conn *conn);
+void sheaf_conn_drop_queue(struct sheaf_conn *conn);
+
+/* server.c */
+void sheaf_conn_close(struct sheaf_conn *conn);
+
+#endif

@@ -1,0 +1,463 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Add and update: list the origin, check the listing, publish a version.
+ *
+ *   begin -> reader lists (progress) -> pool: copy, check, keep node ids,
+ *   write -> loop: publish, answer
+ *
+ *  1 one listing a dataset at a time
+ *  2 nothing of a failed add stays; a failed update leaves the version that
+ *    was there
+ *  3 when the client goes away the work is given up
+ *
+ * Threads: loop thread; the check runs on the pool. */
+#include "daemon/verbs/verbs.h"
+
+#include "daemon/clock.h"
+#include "daemon/log.h"
+
+#include <fcntl.h>
+#include <grp.h>
+#include <limits.h>
+#include <openssl/rand.h>
+#include <stdio.h>
+#include <sys/stat.h>
+
+#define PROGRESS_NS (200 * SHEAF_NS_PER_MS)
+
+struct listing_job {
+        struct sheaf_call call; /* first */
+        struct sheaf_origin_list list;
+        struct sheaf_origin_summary summary;
+        struct sheaf_daemon *daemon;
+        struct sheaf_reg_dataset *dataset;
+        struct sheaf_opening opening; /* of the version before, for update */
+        SheafRecord__Version *record;
+        uv_work_t work;
+        int claim_fd;
+        char path[PATH_MAX];
+        struct sheaf_listing_block block;
+        struct sheaf_listing_pairs pairs;
+        int rc;
+        bool fresh;     /* add: the dataset goes when this fails */
+        bool prev_held;
+        int64_t progress_ns;
+};
+
+static void job_free(struct listing_job *job)
+{
+        struct sheaf_reg_dataset *ds = job->dataset;
+
+        ds->listing = false;
+        if (job->prev_held)
+                sheaf_registry_unhold(job->opening.version);
+        if (job->fresh && TAILQ_EMPTY(&ds->versions))
+                sheaf_registry_remove(ds);
+        sheaf_close_p(&job->claim_fd);
+        sheaf_listing_block_clear(&job->block);
+        free(job->pairs.pairs);
+        if (job->record)
+                sheaf_record__version__free_unpacked(job->record, NULL);
+        free(job);
+}
+
+static void job_fail(struct listing_job *job, int rc, const char *text)
+{
+        if (job->call.conn) {
+                struct sheaf_conn *conn = job->call.conn;
+                uint64_t id = job->call.id;
+
+                sheaf_call_end(&job->call);
+                sheaf_conn_error(conn, id, rc, "%s: %s: %s",
+                        job->dataset->record->name, text, strerror(-rc));
+        }
+        job_free(job);
+}
+
+static void tell_summary(struct listing_job *job)
+{
+        const struct sheaf_origin_summary *s = &job->summary;
+        struct sheaf_conn *conn = job->call.conn;
+        char text[256];
+
+        if (s->escaping_links) {
+                snprintf(text, sizeof(text),
+                        "%llu symbolic links leave the tree; they will not "
+                        "resolve for others: --follow caches their targets",
+                        (unsigned long long)s->escaping_links);
+                sheaf_conn_finding(conn, job->call.id, "escapes",
+                        s->first_escaping, strlen(s->first_escaping), text);
+        }
+        if (s->unreadable_files + s->unreadable_dirs) {
+                snprintf(text, sizeof(text),
+                        "%llu files and %llu directories cannot be read by "
+                        "the owner",
+                        (unsigned long long)s->unreadable_files,
+                        (unsigned long long)s->unreadable_dirs);
+                sheaf_conn_finding(conn, job->call.id, "unreadable",
+                        s->first_unreadable, strlen(s->first_unreadable),
+                        text);
+        }
+        if (s->skipped_special) {
+                snprintf(text, sizeof(text),
+                        "%llu sockets, pipes or devices were left out",
+                        (unsigned long long)s->skipped_special);
+                sheaf_conn_finding(conn, job->call.id, "skipped", "", 0, text);
+        }
+}
+
+static void job_publish(struct listing_job *job)
+{
+        struct sheaf_reg_dataset *ds = job->dataset;
+        Sheaf__Envelope env = SHEAF__ENVELOPE__INIT;
+        Sheaf__DatasetInfo info = SHEAF__DATASET_INFO__INIT;
+        struct sheaf_info_space space;
+        struct sheaf_conn *conn = job->call.conn;
+        uint64_t id = job->call.id;
+        int rc;
+
+        memcpy(job->record->listing_digest.data, job->block.digest.bytes,
+                SHEAF_DIGEST_BYTES);
+        job->record->files = job->block.listing.file_count;
+        job->record->chunks = job->block.listing.chunk_count;
+        job->record->bytes = job->block.listing.header->payload_bytes;
+        rc = sheaf_registry_publish(ds, job->record, &job->block, &job->pairs);
+        if (rc) {
+                job_fail(job, rc, "the version cannot be recorded");
+                return;
+        }
+        job->record = NULL;
+        sheaf_log(SHEAF_LOG_INFO, job->fresh ? "dataset added" :
+                                               "dataset updated",
+                "name=%s owner=%u files=%llu bytes=%llu", ds->record->name,
+                ds->record->owner_uid,
+                (unsigned long long)job->summary.files,
+                (unsigned long long)job->summary.bytes);
+        tell_summary(job);
+        sheaf_dataset_fill_info(ds, sheaf_registry_version(ds, NULL), &info,
+                &space);
+        env.id = id;
+        env.body_case = SHEAF__ENVELOPE__BODY_DATASET_INFO;
+        env.dataset_info = &info;
+        sheaf_call_end(&job->call);
+        sheaf_conn_send(conn, &env, NULL, 0);
+        job_free(job);
+}
+
+static void check_work(uv_work_t *work)
+{
+        struct listing_job *job = work->data;
+
+        job->rc = sheaf_listing_block_import(job->claim_fd,
+                job->prev_held ? &job->opening.version->fetch.listing : NULL,
+                job->record->serial, job->record->uuid.data, job->path,
+                &job->block, &job->pairs);
+}
+
+static void check_done(uv_work_t *work, int status)
+{
+        struct listing_job *job = work->data;
+
+        if (status || !job->call.conn)
+                job_free(job);
+        else if (job->rc == -EBADMSG)
+                job_fail(job, job->rc, "the reader gave an invalid listing");
+        else if (job->rc)
+                job_fail(job, job->rc, "the listing cannot be stored");
+        else
+                job_publish(job);
+}
+
+static void listed(struct sheaf_origin_list *list, int rc, int memfd,
+        const struct sheaf_origin_summary *summary)
+{
+        struct listing_job *job = (struct listing_job *)((char *)list -
+                offsetof(struct listing_job, list));
+
+        job->claim_fd = memfd;
+        if (rc || !job->call.conn) {
+                job_fail(job, rc ? rc : -ECANCELED,
+                        rc == -ETIMEDOUT ?
+                                "the origin stopped answering while it was "
+                                "listed" :
+                                "the origin cannot be listed");
+                return;
+        }
+        job->summary = *summary;
+        job->record->dirs = summary->dirs;
+        job->record->links = summary->links;
+        job->record->escaping_links = summary->escaping_links;
+        job->record->skipped_special = summary->skipped_special;
+        job->record->unreadable = summary->unreadable_dirs +
+                summary->unreadable_files;
+        job->work.data = job;
+        rc = uv_queue_work(job->daemon->loop, &job->work, check_work,
+                check_done);
+        if (rc)
+                job_fail(job, rc, "out of memory");
+}
+
+static void progress(struct sheaf_origin_list *list, uint64_t entries)
+{
+        struct listing_job *job = (struct listing_job *)((char *)list -
+                offsetof(struct listing_job, list));
+        Sheaf__Progress p = SHEAF__PROGRESS__INIT;
+        int64_t now_ns = sheaf_now_ns();
+
+        if (!job->call.conn || now_ns - job->progress_ns < PROGRESS_NS)
+                return;
+        job->progress_ns = now_ns;
+        p.what = (char *)"listing";
+        p.done = entries;
+        sheaf_conn_progress(job->call.conn, job->call.id, &p);
+}
+
+static void abandon(struct sheaf_call *call)
+{
+        /* The listing or check under way ends by itself and sees that
+         * nobody waits. */
+        (void)call;
+}
+
+static SheafRecord__Version *record_new(void)
+{
+        SheafRecord__Version *record = malloc(sizeof(*record));
+
+        if (!record)
+                return NULL;
+        sheaf_record__version__init(record);
+        record->uuid.data = malloc(16);
+        record->uuid.len = 16;
+        record->listing_digest.data = malloc(SHEAF_DIGEST_BYTES);
+        record->listing_digest.len = SHEAF_DIGEST_BYTES;
+        if (!record->uuid.data || !record->listing_digest.data ||
+                RAND_bytes(record->uuid.data, 16) != 1) {
+                sheaf_record__version__free_unpacked(record, NULL);
+                return NULL;
+        }
+        record->listed_ns = (uint64_t)sheaf_wall_ns();
+        return record;
+}
+
+static int prepare(struct listing_job *job)
+{
+        struct sheaf_origin *origin;
+        size_t len;
+        int rc;
+
+        job->record = record_new();
+        if (!job->record)
+                return -ENOMEM;
+        rc = sheaf_store_next(job->daemon->store, "serial",
+                &job->record->serial);
+        if (!rc)
+                rc = sheaf_version_dir(job->daemon->store,
+                        job->record->uuid.data, job->path,
+                        sizeof(job->path) - 16);
+        if (rc)
+                return rc;
+        len = strlen(job->path);
+        snprintf(job->path + len, sizeof(job->path) - len, "/listing");
+        rc = sheaf_registry_origin(job->dataset, &origin);
+        if (rc)
+                return rc;
+        job->list.follow = job->dataset->record->follow;
+        job->list.serial = job->record->serial;
+        memcpy(job->list.uuid, job->record->uuid.data, 16);
+        job->list.progress = progress;
+        job->list.done = listed;
+        sheaf_origin_list(origin, &job->list);
+        return 0;
+}
+
+static void prev_opened(struct sheaf_opening *opening, int rc)
+{
+        struct listing_job *job = (struct listing_job *)((char *)opening -
+                offsetof(struct listing_job, opening));
+
+        /* A damaged listing is no reason not to list anew. */
+        job->prev_held = rc == 0;
+        rc = prepare(job);
+        if (rc)
+                job_fail(job, rc, "the origin cannot be listed");
+}
+
+/* Begins a listing job; @fresh for add. */
+static void job_begin(struct sheaf_conn *conn, uint64_t id,
+        struct sheaf_reg_dataset *ds, bool fresh)
+{
+        struct listing_job *job = sheaf_new(struct listing_job, 1);
+        int rc = job ? sheaf_call_begin(conn, id, &job->call, abandon) :
+                       -ENOMEM;
+
+        if (rc) {
+                free(job);
+                if (fresh)
+                        sheaf_registry_remove(ds);
+                sheaf_conn_error(conn, id, rc, "too many requests at once");
+                return;
+        }
+        job->daemon = conn->daemon;
+        job->dataset = ds;
+        job->fresh = fresh;
+        job->claim_fd = -1;
+        job->block.memfd = -1;
+        ds->listing = true;
+        job->opening.version = sheaf_registry_version(ds, NULL);
+        job->opening.done = prev_opened;
+        if (job->opening.version) {
+                sheaf_registry_open(&job->opening);
+                return;
+        }
+        rc = prepare(job);
+        if (rc)
+                job_fail(job, rc, "the origin cannot be listed");
+}
+
+/* "", "owner", "all", "group:NAME" or "group:GID". */
+int sheaf_share_parse(const char *text, enum sheaf_share *ret_kind,
+        gid_t *ret_gid)
+{
+        struct group gr, *found = NULL;
+        char space[4096], *end;
+        gid_t gid = 0;
+
+        if (!*text || strcmp(text, "owner") == 0) {
+                *ret_kind = SHEAF_SHARE_OWNER;
+        } else if (strcmp(text, "all") == 0) {
+                *ret_kind = SHEAF_SHARE_ALL;
+        } else if (strncmp(text, "group:", 6) == 0 && text[6]) {
+                gid = (gid_t)strtoul(text + 6, &end, 10);
+                if (*end) {
+                        if (getgrnam_r(text + 6, &gr, space, sizeof(space),
+                                    &found) ||
+                                !found)
+                                return -ENOENT;
+                        gid = gr.gr_gid;
+                }
+                *ret_kind = SHEAF_SHARE_GROUP;
+        } else {
+                return -EINVAL;
+        }
+        *ret_gid = gid;
+        return 0;
+}
+
+/* Whether those of the domain could read the origin's root themselves. */
+bool sheaf_share_covered(int root_fd, enum sheaf_share kind, gid_t gid)
+{
+        struct stat st;
+
+        if (kind == SHEAF_SHARE_OWNER || fstat(root_fd, &st))
+                return kind == SHEAF_SHARE_OWNER;
+        if ((st.st_mode & 0005) == 0005)
+                return true;
+        return kind == SHEAF_SHARE_GROUP && st.st_gid == gid &&
+                (st.st_mode & 0050) == 0050;
+}
+
+static bool fd_is_directory(int fd)
+{
+        struct stat st;
+
+        return fd >= 0 && fstat(fd, &st) == 0 && S_ISDIR(st.st_mode);
+}
+
+/* Text of a path field: at most PATH_MAX - 1 bytes, without NUL. */
+static int path_text(const ProtobufCBinaryData *bytes, char *buf, size_t cap)
+{
+        if (bytes->len >= cap || memchr(bytes->data, 0, bytes->len))
+                return -EINVAL;
+        memcpy(buf, bytes->data, bytes->len);
+        buf[bytes->len] = 0;
+        return 0;
+}
+
+void sheaf_verb_add_dataset(struct sheaf_conn *conn,
+        struct sheaf_wire_msg *msg)
+{
+        const Sheaf__AddDataset *add = msg->env->add_dataset;
+        uint64_t id = msg->env->id;
+        sheaf_autofd int fd = sheaf_wire_take_fd(msg, 0);
+        struct sheaf_reg_dataset *ds;
+        char origin[PATH_MAX];
+        enum sheaf_share kind;
+        gid_t gid;
+        int rc;
+
+        if (!fd_is_directory(fd) ||
+                path_text(&add->origin, origin, sizeof(origin))) {
+                sheaf_conn_error(conn, id, -ENOTDIR,
+                        "the origin must come as an open directory");
+                return;
+        }
+        rc = sheaf_share_parse(add->share, &kind, &gid);
+        if (rc) {
+                sheaf_conn_error(conn, id, rc,
+                        "--share '%s': give group:NAME or all", add->share);
+                return;
+        }
+        if (!add->force && !sheaf_share_covered(fd, kind, gid)) {
+                sheaf_conn_error(conn, id, -EPERM,
+                        "--share %s: those users could not read %s "
+                        "themselves; --force shares it all the same",
+                        add->share, origin);
+                return;
+        }
+        rc = sheaf_registry_create(conn->daemon->registry, &conn->who,
+                add->name, origin, fd, add->follow, &ds);
+        if (rc) {
+                sheaf_conn_error(conn, id, rc,
+                        rc == -EEXIST ? "you have a dataset '%s' already; "
+                                        "sheaf update %s lists it anew" :
+                        rc == -EINVAL ? "'%s' is no name for a dataset: "
+                                        "printable, at most 200 bytes, not "
+                                        "beginning with - ~ / or ." :
+                                        "dataset '%s' cannot be made",
+                        add->name, add->name);
+                return;
+        }
+        ds->record->share_kind = kind;
+        ds->record->share_gid = gid;
+        job_begin(conn, id, ds, true);
+}
+
+void sheaf_verb_update_dataset(struct sheaf_conn *conn,
+        struct sheaf_wire_msg *msg)
+{
+        const Sheaf__UpdateDataset *update = msg->env->update_dataset;
+        uint64_t id = msg->env->id;
+        struct sheaf_reg_dataset *ds = sheaf_conn_dataset(conn, id,
+                update->name, true);
+        sheaf_autofd int fd = sheaf_wire_take_fd(msg, 0);
+        char origin[PATH_MAX];
+        int rc;
+
+        if (!ds)
+                return;
+        if (ds->listing) {
+                sheaf_conn_error(conn, id, -EBUSY,
+                        "'%s' is being listed already", update->name);
+                return;
+        }
+        if (fd >= 0) {
+                if (!fd_is_directory(fd) ||
+                        path_text(&update->origin, origin, sizeof(origin))) {
+                        sheaf_conn_error(conn, id, -ENOTDIR,
+                                "the origin must come as an open directory");
+                        return;
+                }
+                rc = sheaf_registry_present(ds, origin, fd);
+                if (rc) {
+                        sheaf_conn_error(conn, id, rc,
+                                "no reader for %s can be started", origin);
+                        return;
+                }
+        } else if (ds->attachment == SHEAF_DETACHED) {
+                sheaf_conn_error(conn, id, -ESTALE,
+                        "the origin of '%s' is detached (%s); present it: "
+                        "sheaf update %s DIR",
+                        update->name, ds->detached_why, update->name);
+                return;
+        }
+        job_begin(conn, id, ds, false);
+}

@@ -1,0 +1,277 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Listing, sharing and removing datasets.
+ *
+ * Threads: loop thread. */
+#include "daemon/verbs/verbs.h"
+
+#include "daemon/log.h"
+
+#include <stdio.h>
+
+static const char *state_of(const struct sheaf_reg_dataset *ds,
+        const struct sheaf_reg_version *v)
+{
+        if (!v)
+                return "listing";
+        if (ds->attachment == SHEAF_DETACHED)
+                return "detached";
+        if (ds->listing)
+                return "updating";
+        return v->record->root_digest.len ? "sealed" : "ready";
+}
+
+static void fill_version(struct sheaf_reg_version *v, Sheaf__DatasetInfo *info,
+        struct sheaf_info_space *space)
+{
+        struct sheaf_lodging *lodging;
+        const SheafRecord__Version *r = v->record;
+
+        info->uuid = r->uuid;
+        info->serial = r->serial;
+        info->files = r->files;
+        info->dirs = r->dirs;
+        info->links = r->links;
+        info->bytes = r->bytes;
+        info->chunks = r->chunks;
+        info->escaping_links = r->escaping_links;
+        info->skipped_special = r->skipped_special;
+        info->unreadable = r->unreadable;
+        if (r->root_digest.len == SHEAF_DIGEST_BYTES) {
+                sheaf_digest_hex((const struct sheaf_digest *)
+                                         r->root_digest.data,
+                        space->digest);
+                info->root_digest = space->digest;
+        }
+        if (v->load != SHEAF_LOADED)
+                return;
+        info->chunks_known = sheaf_version_known(v->fetch.stored);
+        info->disk_chunks = sheaf_version_disk(v->fetch.stored,
+                &info->disk_bytes);
+        LIST_FOREACH (lodging, &v->lodgings, link) {
+                uint64_t bytes = 0;
+
+                info->arena_chunks += sheaf_table_resident(
+                        lodging->residence.table, &bytes);
+                info->arena_bytes += bytes;
+        }
+}
+
+void sheaf_dataset_fill_info(struct sheaf_reg_dataset *ds,
+        struct sheaf_reg_version *v, Sheaf__DatasetInfo *info,
+        struct sheaf_info_space *space)
+{
+        const SheafRecord__Dataset *record = ds->record;
+        struct sheaf_reg_version *each;
+
+        sheaf_registry_owner_text(record->owner_uid, space->owner,
+                sizeof(space->owner));
+        sheaf_registry_share_text(ds, space->share, sizeof(space->share));
+        info->name = record->name;
+        info->owner = space->owner;
+        info->owner_uid = record->owner_uid;
+        info->share = space->share;
+        info->origin = record->origin;
+        info->created_ns = record->created_ns;
+        info->state = (char *)state_of(ds, v);
+        if (record->share_kind == SHEAF_SHARE_GROUP)
+                snprintf(space->domain, sizeof(space->domain), "group:%u",
+                        record->share_gid);
+        else
+                snprintf(space->domain, sizeof(space->domain), "%s",
+                        record->share_kind == SHEAF_SHARE_ALL ? "all" :
+                                                                "owner");
+        info->domain = space->domain;
+        if (ds->attachment == SHEAF_DETACHED)
+                info->note = (char *)ds->detached_why;
+        info->clients = ds->handles;
+        TAILQ_FOREACH (each, &ds->versions, link)
+                info->versions++;
+        if (v)
+                fill_version(v, info, space);
+}
+
+static void send_info(struct sheaf_conn *conn, uint64_t id,
+        struct sheaf_reg_dataset *ds, bool more)
+{
+        Sheaf__Envelope env = SHEAF__ENVELOPE__INIT;
+        Sheaf__DatasetInfo info = SHEAF__DATASET_INFO__INIT;
+        struct sheaf_info_space space;
+
+        sheaf_dataset_fill_info(ds, sheaf_registry_version(ds, NULL), &info,
+                &space);
+        env.id = id;
+        env.more = more;
+        env.body_case = SHEAF__ENVELOPE__BODY_DATASET_INFO;
+        env.dataset_info = &info;
+        sheaf_conn_send(conn, &env, NULL, 0);
+}
+
+/* Figures of a version that is not in memory are loaded for whoever asks for
+ * it by name. */
+struct info_call {
+        struct sheaf_call call; /* first */
+        struct sheaf_opening opening;
+};
+
+static void info_opened(struct sheaf_opening *opening, int rc)
+{
+        struct info_call *info = (struct info_call *)((char *)opening -
+                offsetof(struct info_call, opening));
+        struct sheaf_conn *conn = info->call.conn;
+        uint64_t id = info->call.id;
+
+        sheaf_call_end(&info->call);
+        send_info(conn, id, opening->version->dataset, true);
+        sheaf_conn_done(conn, id);
+        if (!rc)
+                sheaf_registry_unhold(opening->version);
+        free(info);
+}
+
+static void info_abandon(struct sheaf_call *call)
+{
+        struct info_call *info = (struct info_call *)call;
+
+        sheaf_registry_open_cancel(&info->opening);
+        free(info);
+}
+
+void sheaf_verb_list_datasets(struct sheaf_conn *conn,
+        struct sheaf_wire_msg *msg)
+{
+        const char *name = msg->env->list_datasets->name;
+        uint64_t id = msg->env->id;
+        struct sheaf_reg_dataset *ds;
+        struct info_call *info;
+
+        if (!*name) {
+                ds = sheaf_registry_first(conn->daemon->registry);
+                for (; ds; ds = TAILQ_NEXT(ds, link))
+                        if (sheaf_registry_may_read(ds, &conn->who))
+                                send_info(conn, id, ds, true);
+                sheaf_conn_done(conn, id);
+                return;
+        }
+        ds = sheaf_conn_dataset(conn, id, name, false);
+        if (!ds)
+                return;
+        info = sheaf_new(struct info_call, 1);
+        if (!info || !sheaf_registry_version(ds, NULL) ||
+                sheaf_call_begin(conn, id, &info->call, info_abandon)) {
+                free(info);
+                send_info(conn, id, ds, true);
+                sheaf_conn_done(conn, id);
+                return;
+        }
+        info->opening.version = sheaf_registry_version(ds, NULL);
+        info->opening.done = info_opened;
+        sheaf_registry_open(&info->opening);
+}
+
+static void close_handles(struct sheaf_server *server,
+        const struct sheaf_reg_dataset *ds)
+{
+        struct sheaf_conn *conn;
+
+        for (conn = sheaf_server_first(server); conn;
+                conn = LIST_NEXT(conn, link))
+                for (uint32_t i = 0; i < SHEAF_CONN_HANDLES_MAX; i++)
+                        if (conn->handles[i] &&
+                                conn->handles[i]->version->dataset == ds)
+                                sheaf_conn_close_handle(conn,
+                                        conn->handles[i]);
+}
+
+/* "name (pid), ..." of who reads the dataset. */
+static void users_text(struct sheaf_server *server,
+        const struct sheaf_reg_dataset *ds, char *buf, size_t cap)
+{
+        struct sheaf_conn *conn;
+        size_t len = 0;
+
+        buf[0] = 0;
+        for (conn = sheaf_server_first(server); conn;
+                conn = LIST_NEXT(conn, link)) {
+                bool uses = false;
+
+                for (uint32_t i = 0; i < SHEAF_CONN_HANDLES_MAX; i++)
+                        uses |= conn->handles[i] && conn->handles[i]->lodging &&
+                                conn->handles[i]->version->dataset == ds;
+                if (!uses || len + 96 > cap)
+                        continue;
+                len += (size_t)snprintf(buf + len, cap - len, "%s%s %s (%d)",
+                        len ? ", " : "", conn->kind, conn->name,
+                        conn->who.pid);
+        }
+}
+
+void sheaf_verb_remove_dataset(struct sheaf_conn *conn,
+        struct sheaf_wire_msg *msg)
+{
+        const Sheaf__RemoveDataset *remove = msg->env->remove_dataset;
+        uint64_t id = msg->env->id;
+        struct sheaf_reg_dataset *ds = sheaf_conn_dataset(conn, id,
+                remove->name, true);
+        char users[512];
+
+        if (!ds)
+                return;
+        if ((ds->handles || ds->busy || ds->listing) && !remove->force) {
+                users_text(conn->server, ds, users, sizeof(users));
+                sheaf_conn_error(conn, id, -EBUSY,
+                        "'%s' is in use by %s; end them, or take it away "
+                        "from them: sheaf rm --force %s",
+                        remove->name, *users ? users : "a running command",
+                        remove->name);
+                return;
+        }
+        close_handles(conn->server, ds);
+        sheaf_log(SHEAF_LOG_INFO, "dataset removed", "name=%s owner=%u",
+                ds->record->name, ds->record->owner_uid);
+        sheaf_registry_remove(ds);
+        sheaf_conn_done(conn, id);
+}
+
+void sheaf_verb_share(struct sheaf_conn *conn, struct sheaf_wire_msg *msg)
+{
+        const Sheaf__Share *share = msg->env->share;
+        uint64_t id = msg->env->id;
+        struct sheaf_reg_dataset *ds = sheaf_conn_dataset(conn, id,
+                share->name, true);
+        sheaf_autofd int fd = sheaf_wire_take_fd(msg, 0);
+        enum sheaf_share kind;
+        gid_t gid;
+        int rc;
+
+        if (!ds)
+                return;
+        rc = sheaf_share_parse(share->share, &kind, &gid);
+        if (rc) {
+                sheaf_conn_error(conn, id, rc,
+                        "'%s': give owner, group:NAME or all", share->share);
+                return;
+        }
+        /* Without the origin's descriptor there is nothing to judge by. */
+        if (kind != SHEAF_SHARE_OWNER && !share->force &&
+                (fd < 0 || !sheaf_share_covered(fd, kind, gid))) {
+                sheaf_conn_error(conn, id, -EPERM,
+                        "those users may not be able to read the origin "
+                        "themselves; --force shares it all the same");
+                return;
+        }
+        rc = sheaf_registry_share(ds, kind, gid);
+        if (rc)
+                sheaf_conn_error(conn, id, rc,
+                        rc == -EBUSY ? "'%s' is in use; its readers must end "
+                                       "first" :
+                                       "'%s': the change cannot be recorded",
+                        share->name);
+        else
+                sheaf_conn_done(conn, id);
+}
+
+void sheaf_verb_sync(struct sheaf_conn *conn, struct sheaf_wire_msg *msg)
+{
+        sheaf_store_flush(conn->daemon->store);
+        sheaf_conn_done(conn, msg->env->id);
+}

@@ -1,0 +1,301 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Fetch: all misses of a batch in one message, one answer.
+ *
+ *  1 an answer comes within the deadline; what is not there by then is
+ *    -ETIMEDOUT, and its flight goes on for others
+ *  2 with copy, the answer brings the bytes of every chunk that did not fail
+ *
+ * Threads: loop thread. */
+#include "daemon/verbs/verbs.h"
+
+#include "daemon/clock.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+
+#define ITEMS_MAX      4096
+#define COPY_BYTES_MAX (UINT64_C(64) << 20)
+#define TEXTS_MAX      32 /* further failures have no text */
+#define TEXT_CAP       400
+#define HINTS_MAX      65536 /* queued by all clients; more are ignored */
+
+struct item {
+        struct sheaf_fetch fetch; /* first */
+        struct fetch_call *call;
+        uint64_t copy_offset_bytes;
+        int rc;
+        const char *why;
+};
+
+struct fetch_call {
+        struct sheaf_call call; /* first */
+        struct sheaf_daemon *daemon;
+        struct sheaf_reg_version *version;
+        struct sheaf_lodging *lodging;
+        uv_timer_t deadline;
+        size_t count, left;
+        bool hint, copy, timed_out;
+        int copy_fd;
+        uint8_t *copy_map;
+        uint64_t copy_bytes;
+        struct item items[];
+};
+
+static void call_closed(uv_handle_t *handle)
+{
+        struct fetch_call *call = handle->data;
+
+        if (call->copy_map)
+                munmap(call->copy_map, call->copy_bytes);
+        sheaf_close_p(&call->copy_fd);
+        free(call);
+}
+
+/* Ends a call: what is under way goes on without it. */
+static void call_free(struct fetch_call *call)
+{
+        for (size_t i = 0; i < call->count; i++)
+                sheaf_fetch_cancel(call->daemon->fetcher,
+                        &call->items[i].fetch);
+        sheaf_registry_unhold(call->version);
+        uv_close((uv_handle_t *)&call->deadline, call_closed);
+}
+
+static void abandon(struct sheaf_call *base)
+{
+        call_free((struct fetch_call *)base);
+}
+
+/* Text for a failure: the file and the cause. */
+static void failure_text(const struct fetch_call *call,
+        const struct item *item, char *buf, size_t cap)
+{
+        const struct sheaf_listing *listing = &call->version->fetch.listing;
+        char path[256];
+
+        sheaf_listing_path(listing, item->fetch.entry, path, sizeof(path));
+        path[sizeof(path) - 1] = 0;
+        for (char *c = path; *c; c++)
+                if ((unsigned char)*c < ' ' || (unsigned char)*c >= 0x7f)
+                        *c = '?';
+        snprintf(buf, cap, "%s: %s: %s",
+                call->version->dataset->record->name, path,
+                item->why ? item->why : strerror(-item->rc));
+}
+
+static void answer(struct fetch_call *call)
+{
+        Sheaf__Envelope env = SHEAF__ENVELOPE__INIT;
+        Sheaf__Fetched body = SHEAF__FETCHED__INIT;
+        Sheaf__Failure failures[ITEMS_MAX], *pointers[ITEMS_MAX];
+        char texts[TEXTS_MAX][TEXT_CAP];
+        struct sheaf_conn *conn = call->call.conn;
+        size_t n = 0;
+
+        for (size_t i = 0; i < call->count; i++) {
+                if (!call->items[i].rc)
+                        continue;
+                sheaf__failure__init(&failures[n]);
+                failures[n].position = (uint32_t)i;
+                failures[n].errno_value = -call->items[i].rc;
+                if (n < TEXTS_MAX) {
+                        failure_text(call, &call->items[i], texts[n],
+                                TEXT_CAP);
+                        failures[n].message = texts[n];
+                }
+                pointers[n] = &failures[n];
+                n++;
+        }
+        body.failure = pointers;
+        body.n_failure = n;
+        body.copied = call->copy;
+        env.id = call->call.id;
+        env.body_case = SHEAF__ENVELOPE__BODY_FETCHED;
+        env.fetched = &body;
+        sheaf_call_end(&call->call);
+        sheaf_conn_send(conn, &env, &call->copy_fd, call->copy ? 1 : 0);
+        call_free(call);
+}
+
+static void item_done(struct sheaf_fetch *fetch, int rc, const void *bytes,
+        const char *why)
+{
+        struct item *item = (struct item *)fetch;
+        struct fetch_call *call = item->call;
+
+        if (call->copy && bytes) {
+                const struct sheaf_listing *listing =
+                        &call->version->fetch.listing;
+
+                memcpy(call->copy_map + item->copy_offset_bytes, bytes,
+                        sheaf_listing_chunk_len(listing, fetch->entry,
+                                fetch->index));
+                rc = 0;
+        }
+        item->rc = rc;
+        item->why = why;
+        if (--call->left == 0 && call->call.conn)
+                answer(call);
+        else if (call->left == 0)
+                call_free(call); /* a hint: nobody waits */
+}
+
+static void timed_out(uv_timer_t *timer)
+{
+        struct fetch_call *call = timer->data;
+
+        for (size_t i = 0; i < call->count; i++) {
+                if (!call->items[i].fetch.flight)
+                        continue;
+                sheaf_fetch_cancel(call->daemon->fetcher,
+                        &call->items[i].fetch);
+                call->items[i].rc = -ETIMEDOUT;
+                call->items[i].why =
+                        "not fetched within the deadline; the origin is slow";
+        }
+        if (call->call.conn)
+                answer(call);
+        else
+                call_free(call);
+}
+
+static int copy_make(struct fetch_call *call)
+{
+        const struct sheaf_listing *listing = &call->version->fetch.listing;
+        uint64_t bytes = 0;
+
+        for (size_t i = 0; i < call->count; i++) {
+                call->items[i].copy_offset_bytes = bytes;
+                bytes += sheaf_round_up(sheaf_listing_chunk_len(listing,
+                                                call->items[i].fetch.entry,
+                                                call->items[i].fetch.index),
+                        64);
+        }
+        if (bytes > COPY_BYTES_MAX)
+                return -E2BIG;
+        call->copy_fd = memfd_create("sheaf-copy", MFD_CLOEXEC);
+        if (call->copy_fd < 0)
+                return -errno;
+        if (fallocate(call->copy_fd, 0, 0, (off_t)bytes))
+                return -errno;
+        call->copy_map = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED,
+                call->copy_fd, 0);
+        if (call->copy_map == MAP_FAILED) {
+                call->copy_map = NULL;
+                return -errno;
+        }
+        call->copy_bytes = bytes;
+        return 0;
+}
+
+/* Fills the items from the request; -EINVAL when one is not in the listing. */
+static int items_fill(struct fetch_call *call, const Sheaf__Fetch *fetch)
+{
+        const struct sheaf_listing *listing = &call->version->fetch.listing;
+
+        for (size_t i = 0; i < fetch->n_item; i++) {
+                uint64_t entry = fetch->item[i] >> 24;
+                uint64_t index = fetch->item[i] & 0xffffff;
+                struct item *item = &call->items[i];
+
+                if (entry >= listing->entry_count ||
+                        !sheaf_listing_is_file(listing, (uint32_t)entry) ||
+                        index >= sheaf_chunk_count(
+                                         listing->entries[entry].size_bytes))
+                        return -EINVAL;
+                item->call = call;
+                item->fetch.version = &call->version->fetch;
+                item->fetch.entry = (uint32_t)entry;
+                item->fetch.index = (uint32_t)index;
+                item->fetch.residence = &call->lodging->residence;
+                item->fetch.hint = fetch->hint;
+                item->fetch.done = item_done;
+        }
+        call->count = fetch->n_item;
+        return 0;
+}
+
+static void start(struct fetch_call *call, uint64_t deadline_ms)
+{
+        call->left = call->count;
+        uv_timer_start(&call->deadline, timed_out, deadline_ms, 0);
+        for (size_t i = 0; i < call->count; i++) {
+                int rc = sheaf_fetch(call->daemon->fetcher,
+                        &call->items[i].fetch);
+
+                if (rc)
+                        item_done(&call->items[i].fetch, rc, NULL, NULL);
+        }
+}
+
+static struct fetch_call *call_new(struct sheaf_conn *conn,
+        struct sheaf_handle *h, const Sheaf__Fetch *fetch)
+{
+        struct fetch_call *call = calloc(1,
+                sizeof(*call) + fetch->n_item * sizeof(call->items[0]));
+
+        if (!call)
+                return NULL;
+        call->daemon = conn->daemon;
+        call->version = h->version;
+        call->lodging = h->lodging;
+        call->hint = fetch->hint;
+        call->copy = fetch->copy && !fetch->hint;
+        call->copy_fd = -1;
+        uv_timer_init(conn->daemon->loop, &call->deadline);
+        call->deadline.data = call;
+        h->version->handles++;
+        return call;
+}
+
+void sheaf_verb_fetch(struct sheaf_conn *conn, struct sheaf_wire_msg *msg)
+{
+        const Sheaf__Fetch *fetch = msg->env->fetch;
+        uint64_t id = msg->env->id, deadline_ms = fetch->deadline_ms;
+        struct sheaf_handle *h = sheaf_conn_handle(conn, id, fetch->handle);
+        struct fetch_call *call;
+        int rc = 0;
+
+        if (!h)
+                return;
+        if (!h->lodging || !fetch->n_item || fetch->n_item > ITEMS_MAX) {
+                sheaf_conn_error(conn, id, -EINVAL,
+                        "a fetch names 1 to %u chunks of a mapped dataset",
+                        ITEMS_MAX);
+                return;
+        }
+        if (fetch->hint) {
+                struct sheaf_fetcher_stats stats;
+
+                sheaf_fetcher_stats(conn->daemon->fetcher, &stats);
+                if (stats.hints_queued + fetch->n_item > HINTS_MAX) {
+                        sheaf_conn_done(conn, id);
+                        return;
+                }
+        }
+        call = call_new(conn, h, fetch);
+        if (!call) {
+                sheaf_conn_error(conn, id, -ENOMEM, "out of memory");
+                return;
+        }
+        rc = items_fill(call, fetch);
+        if (!rc && call->copy)
+                rc = copy_make(call);
+        if (!rc && !call->hint)
+                rc = sheaf_call_begin(conn, id, &call->call, abandon);
+        if (rc) {
+                call->count = 0;
+                call_free(call);
+                sheaf_conn_error(conn, id, rc, rc == -EBUSY ?
+                                "too many requests at once" :
+                                rc == -EINVAL ?
+                                "a chunk is not in the listing" :
+                                "the copy cannot be made");
+                return;
+        }
+        if (call->hint)
+                sheaf_conn_done(conn, id);
+        if (!deadline_ms || deadline_ms > conn->daemon->config->deadline_ms)
+                deadline_ms = conn->daemon->config->deadline_ms;
+        start(call, deadline_ms);
+}

@@ -1,0 +1,138 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Making, listing and revoking grants.
+ *
+ * Threads: loop thread. */
+#include "daemon/verbs/verbs.h"
+
+#include "daemon/grants.h"
+
+#include <limits.h>
+
+#define DATASETS_MAX 256
+
+static struct sheaf_reg_dataset *dataset_by_id(struct sheaf_registry *registry,
+        uint64_t id)
+{
+        struct sheaf_reg_dataset *ds = sheaf_registry_first(registry);
+
+        while (ds && ds->record->id != id)
+                ds = TAILQ_NEXT(ds, link);
+        return ds;
+}
+
+static void send_grant(struct sheaf_conn *conn, uint64_t id,
+        const struct sheaf_grant *grant, bool more)
+{
+        Sheaf__Envelope env = SHEAF__ENVELOPE__INIT;
+        Sheaf__GrantInfo info = SHEAF__GRANT_INFO__INIT;
+        char *names[DATASETS_MAX], owner[64];
+        struct sheaf_conn *each;
+
+        for (size_t i = 0; i < grant->record->n_dataset; i++) {
+                struct sheaf_reg_dataset *ds = dataset_by_id(
+                        conn->daemon->registry, grant->record->dataset[i]);
+
+                if (ds && info.n_dataset < DATASETS_MAX)
+                        names[info.n_dataset++] = ds->record->name;
+        }
+        for (each = sheaf_server_first(conn->daemon->server); each;
+                each = LIST_NEXT(each, link))
+                info.clients += each->who.grant == grant->record->serial;
+        sheaf_registry_owner_text(grant->record->owner_uid, owner,
+                sizeof(owner));
+        info.id = grant->record->id;
+        info.label = grant->record->label;
+        info.dataset = names;
+        info.socket.data = (uint8_t *)grant->socket;
+        info.socket.len = strlen(grant->socket);
+        info.owner = owner;
+        info.state = grant->listener ? (char *)"served" : strerror(-grant->rc);
+        env.id = id;
+        env.more = more;
+        env.body_case = SHEAF__ENVELOPE__BODY_GRANT_INFO;
+        env.grant_info = &info;
+        sheaf_conn_send(conn, &env, NULL, 0);
+}
+
+void sheaf_verb_grant_socket(struct sheaf_conn *conn,
+        struct sheaf_wire_msg *msg)
+{
+        const Sheaf__GrantSocket *wish = msg->env->grant_socket;
+        uint64_t id = msg->env->id, datasets[DATASETS_MAX];
+        sheaf_autofd int fd = sheaf_wire_take_fd(msg, 0);
+        struct sheaf_grant *grant;
+        char dir[PATH_MAX];
+        int rc;
+
+        if (!wish->n_dataset || wish->n_dataset > DATASETS_MAX ||
+                wish->dir.len >= sizeof(dir) || fd < 0) {
+                sheaf_conn_error(conn, id, -EINVAL,
+                        "a grant names 1 to %d datasets and brings an open "
+                        "directory",
+                        DATASETS_MAX);
+                return;
+        }
+        memcpy(dir, wish->dir.data, wish->dir.len);
+        dir[wish->dir.len] = 0;
+        for (size_t i = 0; i < wish->n_dataset; i++) {
+                struct sheaf_reg_dataset *ds = sheaf_conn_dataset(conn, id,
+                        wish->dataset[i], true);
+
+                if (!ds)
+                        return;
+                datasets[i] = ds->record->id;
+        }
+        rc = sheaf_grants_make(conn->daemon->grants, &conn->who, dir, fd,
+                wish->label, datasets, wish->n_dataset, &grant);
+        if (rc)
+                sheaf_conn_error(conn, id, rc,
+                        "no socket can be made in %s: %s%s", dir,
+                        strerror(-rc),
+                        rc == -EACCES ? " (the directory must be yours)" :
+                        rc == -EADDRINUSE ? " (another grant is served there)" :
+                                            "");
+        else
+                send_grant(conn, id, grant, false);
+}
+
+static bool may_see(const struct sheaf_conn *conn,
+        const struct sheaf_grant *grant)
+{
+        return conn->who.uid == 0 ||
+                conn->who.uid == grant->record->owner_uid;
+}
+
+void sheaf_verb_list_grants(struct sheaf_conn *conn,
+        struct sheaf_wire_msg *msg)
+{
+        struct sheaf_grant *grant = sheaf_grants_first(conn->daemon->grants);
+
+        for (; grant; grant = LIST_NEXT(grant, link))
+                if (may_see(conn, grant))
+                        send_grant(conn, msg->env->id, grant, true);
+        sheaf_conn_done(conn, msg->env->id);
+}
+
+void sheaf_verb_revoke_grant(struct sheaf_conn *conn,
+        struct sheaf_wire_msg *msg)
+{
+        struct sheaf_grant *grant = sheaf_grants_first(conn->daemon->grants);
+        const char *wanted = msg->env->revoke_grant->id;
+        int rc;
+
+        while (grant &&
+                (strcmp(grant->record->id, wanted) || !may_see(conn, grant)))
+                grant = LIST_NEXT(grant, link);
+        if (!grant) {
+                sheaf_conn_error(conn, msg->env->id, -ENOENT,
+                        "no grant '%s' of yours; see: sheaf grant --list",
+                        wanted);
+                return;
+        }
+        rc = sheaf_grants_revoke(conn->daemon->grants, grant);
+        if (rc)
+                sheaf_conn_error(conn, msg->env->id, rc,
+                        "the grant cannot be removed: %s", strerror(-rc));
+        else
+                sheaf_conn_done(conn, msg->env->id);
+}

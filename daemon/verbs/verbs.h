@@ -1,0 +1,50 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* One function a request; each answers at once or begins a call. */
+#ifndef SHEAF_DAEMON_VERBS_H
+#define SHEAF_DAEMON_VERBS_H
+
+#include "daemon/server.h"
+
+typedef void sheaf_verb(struct sheaf_conn *conn, struct sheaf_wire_msg *msg);
+
+/* session.c */
+sheaf_verb sheaf_verb_hello, sheaf_verb_open_dataset,
+        sheaf_verb_close_dataset, sheaf_verb_unmapped, sheaf_verb_pin_grant,
+        sheaf_verb_fork_note, sheaf_verb_cancel;
+/* fetch.c */
+sheaf_verb sheaf_verb_fetch;
+/* plain.c */
+sheaf_verb sheaf_verb_open_plain, sheaf_verb_close_plain;
+/* add.c */
+sheaf_verb sheaf_verb_add_dataset, sheaf_verb_update_dataset;
+/* datasets.c */
+sheaf_verb sheaf_verb_list_datasets, sheaf_verb_remove_dataset,
+        sheaf_verb_share, sheaf_verb_sync;
+/* warmup.c: everything that walks chunks through the conductor */
+sheaf_verb sheaf_verb_warmup, sheaf_verb_seal;
+/* evict.c: cached state of paths */
+sheaf_verb sheaf_verb_evict, sheaf_verb_cached_query, sheaf_verb_get_digest;
+/* verify.c */
+sheaf_verb sheaf_verb_verify;
+/* stats.c */
+sheaf_verb sheaf_verb_get_stats, sheaf_verb_get_status;
+/* grant.c */
+sheaf_verb sheaf_verb_grant_socket, sheaf_verb_revoke_grant,
+        sheaf_verb_list_grants;
+
+/* What --share says. 0; -EINVAL; -ENOENT no such group. */
+SHEAF_MUST_CHECK int sheaf_share_parse(const char *text,
+        enum sheaf_share *ret_kind, gid_t *ret_gid);
+/* Whether those whom it names could read the origin's root themselves. */
+bool sheaf_share_covered(int root_fd, enum sheaf_share kind, gid_t gid);
+
+/* Fills @info with what may be told of a dataset; strings are static or
+ * point into @space. */
+struct sheaf_info_space {
+        char owner[64], share[80], domain[64], digest[80];
+};
+void sheaf_dataset_fill_info(struct sheaf_reg_dataset *dataset,
+        struct sheaf_reg_version *version, Sheaf__DatasetInfo *info,
+        struct sheaf_info_space *space);
+
+#endif
