@@ -34,6 +34,8 @@ struct cli_conn {
         struct sheaf_wire_msg welcome;
         sigset_t wait_mask;
         bool cancelled;
+        bool keep_errors;
+        char *error; /* kept */
 };
 
 static volatile sig_atomic_t interrupted;
@@ -299,6 +301,7 @@ void cli_conn_free(struct cli_conn *conn)
         sheaf_wire_msg_free(&conn->welcome);
         sheaf_close_p(&conn->sock);
         free(conn->path);
+        free(conn->error);
         free(conn);
 }
 
@@ -356,6 +359,25 @@ static int broken(const struct cli_conn *conn, int rc)
         }
 }
 
+void cli_conn_keep_errors(struct cli_conn *conn, bool keep)
+{
+        conn->keep_errors = keep;
+}
+
+const char *cli_conn_error(const struct cli_conn *conn)
+{
+        return conn->error ? conn->error : "";
+}
+
+static int failed(struct cli_conn *conn, int errno_value, const char *text)
+{
+        if (!conn->keep_errors)
+                return cli_fail(conn->cli, CLI_OK, errno_value, "%s", text);
+        free(conn->error);
+        conn->error = strdup(text);
+        return cli_exit_of(errno_value);
+}
+
 static int handle(struct cli_conn *conn, struct cli_progress *progress,
         const Sheaf__Envelope *env, cli_reply_fn on_reply, void *arg)
 {
@@ -370,7 +392,7 @@ static int handle(struct cli_conn *conn, struct cli_progress *progress,
                 if (conn->cancelled)
                         return CLI_OK;
                 value = value > 0 ? value : EIO;
-                return cli_fail(conn->cli, CLI_OK, value, "%s",
+                return failed(conn, value,
                         *env->error->message ? env->error->message
                                              : strerror(value));
         }

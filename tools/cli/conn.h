@@ -37,6 +37,11 @@ typedef int (*cli_reply_fn)(void *arg, const Sheaf__Envelope *env);
 int cli_conn_call(struct cli_conn *conn, Sheaf__Envelope *request,
         const int *fds, size_t fd_count, cli_reply_fn on_reply, void *arg);
 
+/* With @keep, errors of later calls are kept instead of printed; the text of
+ * the last one is borrowed until the next call. */
+void cli_conn_keep_errors(struct cli_conn *conn, bool keep);
+const char *cli_conn_error(const struct cli_conn *conn);
+
 /* Sleeps for @span; 0, or -EINTR once SIGINT or SIGTERM came. Only while a
  * connection is open (it catches the signals). */
 int cli_conn_sleep(const struct timespec *span);

@@ -105,9 +105,9 @@ static void print_datasets(const struct view *view)
                 add_flow(table, view, get(view, "disk.hit_bytes", name, ""));
                 add_flow(table, view, get(view, "origin.bytes", name, ""));
                 cli_table_add_size(table,
-                        (uint64_t)gauge(view, "arena.payload_bytes", name));
+                        (uint64_t)gauge(view, "dataset.arena_bytes", name));
                 cli_table_add_size(table,
-                        (uint64_t)gauge(view, "disk.payload_bytes", name));
+                        (uint64_t)gauge(view, "dataset.disk_bytes", name));
                 cli_table_add_count(
                         table, (uint64_t)mount_requests(view, name));
         }

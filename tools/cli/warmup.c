@@ -4,7 +4,9 @@
  *
  *  1 a list of any length is sent in several requests, each within the limit
  *    of one message
- *  2 a path that is bad by itself is reported alone; the others go on */
+ *  2 a path that is bad by itself is reported alone; the others go on. The
+ *    daemon refuses a whole request for one bad path, so such a request is
+ *    halved until the bad one is alone */
 #include "proto/size.h"
 #include "tools/cli/conn.h"
 #include "tools/cli/out.h"
@@ -52,65 +54,106 @@ static int on_reply(void *arg, const Sheaf__Envelope *env)
         return CLI_OK;
 }
 
-static int send_check(struct warmup *w)
+/* Paths [first, first + count) of what was gathered. */
+static int send_check(struct warmup *w, size_t first, size_t count)
 {
         Sheaf__CachedQuery body = SHEAF__CACHED_QUERY__INIT;
 
         body.name = w->cli->args[0];
-        body.path = w->path;
-        body.n_path = w->path_count;
+        body.path = w->path + first;
+        body.n_path = count;
         CLI_REQUEST(env, CACHED_QUERY, cached_query, &body);
         return cli_conn_call(w->conn, &env, NULL, 0, on_reply, w);
 }
 
-static int send_evict(struct warmup *w)
+static int send_evict(struct warmup *w, size_t first, size_t count)
 {
         Sheaf__Evict body = SHEAF__EVICT__INIT;
 
         body.name = w->cli->args[0];
-        body.path = w->path;
-        body.n_path = w->path_count;
+        body.path = w->path + first;
+        body.n_path = count;
         body.memory_only = cli_flag(w->cli, "memory");
         CLI_REQUEST(env, EVICT, evict, &body);
         return cli_conn_call(w->conn, &env, NULL, 0, on_reply, w);
 }
 
-static int send_warmup(struct warmup *w)
+static int send_warmup(struct warmup *w, size_t first, size_t count)
 {
         Sheaf__Warmup body = SHEAF__WARMUP__INIT;
 
         body.name = w->cli->args[0];
-        body.path = w->path;
-        body.n_path = w->path_count;
+        body.path = w->path + first;
+        body.n_path = count;
         body.rate_bytes = w->rate_bytes;
         body.disk = cli_flag(w->cli, "disk");
         CLI_REQUEST(env, WARMUP, warmup, &body);
         return cli_conn_call(w->conn, &env, NULL, 0, on_reply, w);
 }
 
+static int send_part(struct warmup *w, size_t first, size_t count)
+{
+        struct cli_findings *f = &w->findings;
+        int rc;
+
+        f->done = f->done_bytes = f->from_cache_bytes = f->errors = 0;
+        if (cli_flag(w->cli, "check"))
+                rc = send_check(w, first, count);
+        else if (cli_flag(w->cli, "evict"))
+                rc = send_evict(w, first, count);
+        else
+                rc = send_warmup(w, first, count);
+        w->done += f->done;
+        w->done_bytes += f->done_bytes;
+        w->from_cache_bytes += f->from_cache_bytes;
+        w->errors += f->errors;
+        return rc;
+}
+
+/* A request failed for good: says so, once for each. */
+static void report(struct warmup *w, size_t first, size_t count, int rc)
+{
+        Sheaf__Finding finding = SHEAF__FINDING__INIT;
+        CLI_REQUEST(env, FINDING, finding, &finding);
+
+        finding.kind = (char *)(rc == CLI_NOT_FOUND ? "missing" : "failed");
+        if (count == 1)
+                finding.path = w->path[first];
+        finding.text = (char *)(uintptr_t)cli_conn_error(w->conn);
+        fprintf(stderr, "sheaf warmup: %s\n", finding.text);
+        if (w->cli->json)
+                cli_findings_take(&w->findings, &env);
+        w->bad_paths += count == 1;
+}
+
+static int send_halves(struct warmup *w, size_t first, size_t count)
+{
+        int rc = send_part(w, first, count);
+
+        if (rc == CLI_NOT_FOUND && count > 1) {
+                size_t half = count / 2;
+
+                rc = send_halves(w, first, half);
+                if (rc && rc != CLI_FAILED && rc != CLI_NOT_FOUND)
+                        return rc;
+                return send_halves(w, first + half, count - half);
+        }
+        if (rc && !w->rc)
+                w->rc = rc;
+        if (rc == CLI_FAILED || rc == CLI_NOT_FOUND)
+                report(w, first, count, rc);
+        return rc;
+}
+
 /* Sends what was gathered. An exit code; only those that make further
  * requests pointless end the run. */
 static int flush(struct warmup *w)
 {
-        int rc;
+        int rc = send_halves(w, 0, w->path_count);
 
-        w->findings.done = w->findings.done_bytes = 0;
-        w->findings.from_cache_bytes = w->findings.errors = 0;
-        if (cli_flag(w->cli, "check"))
-                rc = send_check(w);
-        else if (cli_flag(w->cli, "evict"))
-                rc = send_evict(w);
-        else
-                rc = send_warmup(w);
-        w->done += w->findings.done;
-        w->done_bytes += w->findings.done_bytes;
-        w->from_cache_bytes += w->findings.from_cache_bytes;
-        w->errors += w->findings.errors;
         for (size_t i = 0; i < w->path_count; i++)
                 free(w->path[i].data);
         w->path_count = w->path_bytes = 0;
-        if (rc && !w->rc)
-                w->rc = rc;
         return rc == CLI_FAILED || rc == CLI_NOT_FOUND ? CLI_OK : rc;
 }
 
@@ -223,7 +266,7 @@ static void print_text(struct warmup *w)
                                  : 100.0,
                         sheaf_size_text(a->arena_bytes, arena),
                         sheaf_size_text(a->disk_bytes, disk));
-        else if (w->cli->quiet)
+        else if (w->cli->quiet || (w->rc && !w->done_bytes))
                 return;
         else if (cli_flag(w->cli, "evict"))
                 printf("%s: dropped from the cache; the origin is untouched\n",
@@ -232,6 +275,16 @@ static void print_text(struct warmup *w)
                 printf("%s: %s warm, %s of it was cached before\n",
                         w->cli->args[0], sheaf_size_text(w->done_bytes, all),
                         sheaf_size_text(w->from_cache_bytes, part));
+}
+
+/* A dataset that is not there is one error, not one for each path. */
+static int check_dataset(struct warmup *w)
+{
+        Sheaf__ListDatasets body = SHEAF__LIST_DATASETS__INIT;
+
+        body.name = w->cli->args[0];
+        CLI_REQUEST(env, LIST_DATASETS, list_datasets, &body);
+        return cli_conn_call(w->conn, &env, NULL, 0, NULL, NULL);
 }
 
 static int gather(struct warmup *w)
@@ -277,14 +330,17 @@ static int run(struct cli *cli)
                 return rc;
         }
         cli_findings_begin(&w->findings, cli, FINDINGS_SHOWN);
-        rc = gather(w);
-        if (!rc)
-                rc = w->rc;
-        if (!rc && (w->errors || w->findings.count))
-                rc = CLI_FAILED;
-        if (!rc || (rc == CLI_FAILED && !cli->json) || w->bad_paths ||
-                w->findings.count)
-                (cli->json ? print_json : print_text)(w);
+        rc = check_dataset(w);
+        if (!rc) {
+                cli_conn_keep_errors(w->conn, true);
+                rc = gather(w);
+                if (!rc)
+                        rc = w->rc;
+                if (!rc && (w->errors || w->findings.count))
+                        rc = CLI_FAILED;
+                if (rc == CLI_OK || rc == CLI_FAILED || rc == CLI_NOT_FOUND)
+                        (cli->json ? print_json : print_text)(w);
+        }
         for (size_t i = 0; i < w->path_count; i++)
                 free(w->path[i].data);
         json_decref(w->findings.list);
