@@ -181,7 +181,7 @@ struct sheaf_arena_stats {
         /* monotonic */
         uint64_t placed_blocks, placed_bytes, evicted_blocks, evicted_bytes;
         uint64_t scans, scans_met_pin, scanned_slots, kept_blocks;
-        uint64_t place_failures, scan_ns_max;
+        uint64_t place_failures, scan_ns, scan_ns_max;
 };
 void sheaf_arena_stats(const struct sheaf_arena *arena,
         struct sheaf_arena_stats *ret_stats);

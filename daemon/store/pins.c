@@ -228,6 +228,7 @@ uint64_t sheaf_pins_scan(struct sheaf_arena *arena)
         arena->stats.scans++;
         arena->stats.scans_met_pin += bytes != 0;
         arena->stats.scanned_slots += slots;
+        arena->stats.scan_ns += (uint64_t)took;
         if ((uint64_t)took > arena->stats.scan_ns_max)
                 arena->stats.scan_ns_max = (uint64_t)took;
         return bytes;

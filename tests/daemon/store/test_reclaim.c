@@ -1,0 +1,107 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tests/daemon/store/arena_util.h"
+
+#include <stdio.h>
+#include <time.h>
+
+/* Without any pin a scan reads nothing and keeps nothing. */
+Test(reclaim, one_scan_a_batch)
+{
+        struct sheaf_arena_stats stats;
+        struct rig rig;
+
+        rig_open(&rig, 64 * SHEAF_MIB, 100000);
+        for (uint64_t i = 0; i < 4000; i++)
+                cr_assert_eq(put(&rig, i), 0);
+        stats = rig_stats(&rig);
+        cr_expect_eq(stats.kept_blocks, 0);
+        cr_expect_eq(stats.scans_met_pin, 0);
+        cr_expect_gt(stats.scans, 0);
+        /* About 80 blocks of 100 KB in 8 MiB. */
+        cr_expect_geq(stats.evicted_blocks, 50 * stats.scans);
+        cr_expect_eq(stats.blocks + stats.evicted_blocks, stats.placed_blocks);
+        rig_close(&rig);
+}
+
+/* All clients hold all they can; the scan is what a batch of kills costs. */
+Test(reclaim, scan_of_many_clients)
+{
+        enum {
+                CLIENTS = 64,
+                HELD = 4096
+        };
+        struct sheaf_pins *pins[CLIENTS];
+        struct sheaf_arena_stats stats;
+        const _Atomic uint64_t *words;
+        struct rig rig;
+        uint64_t n = 0;
+
+        rig_open(&rig, 256 * SHEAF_MIB, 100000);
+        while (rig_stats(&rig).evicted_blocks == 0)
+                cr_assert_eq(put(&rig, n++), 0);
+        words = words_map(rig.table, 100000);
+        for (int c = 0; c < CLIENTS; c++) {
+                struct sheaf_hazard *hazard;
+
+                cr_assert_eq(sheaf_pins_new(rig.arena, &pins[c]), 0);
+                hazard = hazard_map(pins[c]);
+                /* A hundred different blocks, the oldest ones. */
+                for (uint32_t i = 0; i < HELD; i++)
+                        hold(hazard, i, words, i % 100);
+        }
+        for (uint64_t i = n; i < n + 20000; i++)
+                cr_assert_eq(put(&rig, i), 0);
+        for (uint64_t i = 0; i < 100; i++)
+                cr_assert(intact(&rig, i));
+        stats = rig_stats(&rig);
+        cr_log_info("scan of %d x %d pins: mean %.0f us, max %.0f us",
+                CLIENTS, HELD, (double)stats.scan_ns / (double)stats.scans / 1e3,
+                (double)stats.scan_ns_max / 1e3);
+        cr_expect_geq(stats.scanned_slots,
+                (stats.scans - 100) * CLIENTS * (uint64_t)HELD / 2);
+        for (int c = 0; c < CLIENTS; c++)
+                sheaf_pins_free(pins[c]);
+        rig_close(&rig);
+}
+
+static uint32_t len_tiny(uint64_t chunk)
+{
+        return 64 + (uint32_t)(mix(chunk) % 64);
+}
+
+/* What a million blocks cost the daemon's heap. */
+Test(reclaim, memory_per_block)
+{
+        enum {
+                CHUNKS = 1280000
+        };
+        unsigned long pages[2], resident_pages;
+        struct rig rig;
+
+        rig_open(&rig, 512 * SHEAF_MIB, CHUNKS);
+        rig.len = len_tiny;
+        for (int k = 0; k < 2; k++) {
+                FILE *f = fopen("/proc/self/statm", "r");
+
+                if (k)
+                        for (uint64_t i = 1; i < CHUNKS; i++) {
+                                cr_assert_eq(put(&rig, i), 0);
+                        }
+                else
+                        cr_assert_eq(put(&rig, 0), 0);
+                rewind(f);
+                cr_assert_eq(fscanf(f, "%*u %lu %*u", &resident_pages), 1);
+                pages[k] = resident_pages;
+                fclose(f);
+                f = fopen("/proc/self/statm", "r");
+                /* Resident less shared: what is the heap's. */
+                cr_assert_eq(fscanf(f, "%*u %*u %lu", &resident_pages), 1);
+                pages[k] -= resident_pages;
+                fclose(f);
+        }
+        cr_expect_eq(rig_stats(&rig).blocks, CHUNKS);
+        cr_log_info("%.1f MB for %d blocks",
+                (double)(pages[1] - pages[0]) * 4096 / 1e6, CHUNKS);
+        cr_expect_leq((pages[1] - pages[0]) * 4096, 44 * SHEAF_MIB);
+        rig_close(&rig);
+}
