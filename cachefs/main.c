@@ -20,6 +20,7 @@
 #include <pthread.h>
 #include <signal.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -48,7 +49,7 @@ struct mount_args {
 struct server {
         struct mount_args *args;
         struct sheaf_fs *fs;
-        int verdict_fd; /* to the parent; -1: none waits */
+        _Atomic int verdict_fd; /* to the parent; -1: none waits */
 };
 
 static const char usage_text[] =
@@ -56,17 +57,18 @@ static const char usage_text[] =
         "                     [--mode auto|small|shard] [--version UUID] "
         "NAME DIR\n";
 
-/* One byte: the exit code. The text of an error went to standard error. */
+/* One byte: the exit code. The text of an error went to standard error. The
+ * first verdict counts. */
 static void send_verdict(struct server *server, enum exit_code code)
 {
+        int fd = atomic_exchange(&server->verdict_fd, -1);
         uint8_t byte = (uint8_t)code;
 
-        if (server->verdict_fd < 0)
+        if (fd < 0)
                 return;
-        if (write(server->verdict_fd, &byte, 1) != 1)
+        if (write(fd, &byte, 1) != 1)
                 syslog(LOG_WARNING, "nobody waited for the mount");
-        close(server->verdict_fd);
-        server->verdict_fd = -1;
+        close(fd);
 }
 
 SHEAF_PRINTF(2, 3)
@@ -290,19 +292,27 @@ static void leave_streams(void)
                 dup2(fd, i);
 }
 
+/* Takes the mount out of the tree; the loop ends with its last user. */
+static void detach(const struct server *server)
+{
+        int rc = sheaf_mounts_unmount(server->args->dir, true);
+
+        if (rc < 0 && rc != -ENOENT)
+                syslog(LOG_WARNING, "unmount of %s: %s", server->args->dir,
+                        strerror(-rc));
+}
+
 static void *attend(void *arg)
 {
         struct server *server = arg;
-        const char *dir = server->args->dir;
         sigset_t set;
         int sig, rc;
 
-        rc = sheaf_fs_settle(server->fs, dir);
+        rc = sheaf_fs_settle(server->fs, server->args->dir);
         if (rc < 0) {
-                send_verdict(
-                        server, fail(EXIT_MOUNT, "%s: %s", dir, strerror(-rc)));
-                sheaf_mounts_unmount(dir, true) < 0 ? _exit(EXIT_MOUNT)
-                                                    : (void)0;
+                send_verdict(server, fail(EXIT_MOUNT, "%s: %s",
+                                             server->args->dir, strerror(-rc)));
+                detach(server);
                 return NULL;
         }
         if (!server->args->foreground)
@@ -311,9 +321,7 @@ static void *attend(void *arg)
         own_signals(&set);
         while (sigwait(&set, &sig))
                 ;
-        rc = sheaf_mounts_unmount(dir, true);
-        if (rc < 0 && rc != -ENOENT)
-                syslog(LOG_WARNING, "unmount of %s: %s", dir, strerror(-rc));
+        detach(server);
         while (sigwait(&set, &sig))
                 ;
         _exit(EXIT_DONE);

@@ -105,6 +105,17 @@ void mounted_remove(struct mounted *m)
         fake_dataset_free(&m->fake);
 }
 
+void mounted_rescue(struct mounted *m)
+{
+        if (!m->base[0] || access(m->base, F_OK))
+                return;
+        if (!sheaf_mounts_unmount(m->dir, true))
+                fprintf(stderr, "left mounted: %s\n", m->dir);
+        if (m->server > 0)
+                kill(m->server, SIGKILL);
+        sh("rm -rf --one-file-system %s", m->base);
+}
+
 uint64_t mounted_requests(const struct mounted *m)
 {
         uint64_t sum = 0;

@@ -27,6 +27,9 @@ void mounted_stop(struct mounted *m);
 /* Removes everything. */
 void mounted_remove(struct mounted *m);
 
+/* What a test that failed left: takes the mount away, ends the server. */
+void mounted_rescue(struct mounted *m);
+
 /* Requests of all kinds that reached the server, forgets aside. */
 uint64_t mounted_requests(const struct mounted *m);
 

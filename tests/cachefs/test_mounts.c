@@ -15,7 +15,12 @@ static void setup(void)
         mounted_prepare(&m);
 }
 
-TestSuite(mounts, .init = setup, .timeout = 120);
+static void cleanup(void)
+{
+        mounted_rescue(&m);
+}
+
+TestSuite(mounts, .init = setup, .fini = cleanup, .timeout = 120);
 
 static bool listed(const char *dir)
 {

@@ -17,17 +17,28 @@ static void setup(void)
         m.options.kind = SHEAF_TREE_SHARD;
 }
 
-TestSuite(open, .init = setup, .timeout = 120);
+static void cleanup(void)
+{
+        mounted_rescue(&m);
+}
+
+TestSuite(open, .init = setup, .fini = cleanup, .timeout = 120);
 
 #define SHARD_BYTES ((UINT64_C(20) << 20) + 5)
 
 static void need_passthrough(void)
 {
+        const char *lack = NULL;
+
 #if FUSE_VERSION < FUSE_MAKE_VERSION(3, 17)
-        cr_skip_test("libfuse before 3.17 has no passthrough");
+        lack = "libfuse before 3.17 has no passthrough";
 #endif
-        if (geteuid())
-                cr_skip_test("passthrough needs CAP_SYS_ADMIN");
+        if (!lack && geteuid())
+                lack = "passthrough needs CAP_SYS_ADMIN";
+        if (lack) {
+                mounted_rescue(&m);
+                cr_skip_test("%s", lack);
+        }
 }
 
 static void leases_return_to(uint64_t count)

@@ -16,7 +16,12 @@ static void setup(void)
         m.options.kind = SHEAF_TREE_SMALL;
 }
 
-TestSuite(read, .init = setup, .timeout = 120);
+static void cleanup(void)
+{
+        mounted_rescue(&m);
+}
+
+TestSuite(read, .init = setup, .fini = cleanup, .timeout = 120);
 
 /* Reads the file front to back in @block bytes, from the block at @first
  * around; each byte is compared. Returns an exit status. */

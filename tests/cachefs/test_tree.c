@@ -19,7 +19,12 @@ static void setup(void)
         mounted_prepare(&m);
 }
 
-TestSuite(tree, .init = setup, .timeout = 120);
+static void cleanup(void)
+{
+        mounted_rescue(&m);
+}
+
+TestSuite(tree, .init = setup, .fini = cleanup, .timeout = 120);
 
 static void make_tree(void)
 {
@@ -127,8 +132,10 @@ Test(tree, root_shows_the_domain)
  * mount allows others. */
 Test(tree, the_kernel_keeps_the_domain)
 {
-        if (geteuid())
+        if (geteuid()) {
+                mounted_rescue(&m);
                 cr_skip_test("needs root to become another user");
+        }
         cr_assert(sh("echo x > %s/f && chmod 0644 %s/f && chmod 0755 %s",
                 m.origin, m.origin, m.base));
         fake_dataset_new(m.origin, &m.fake);
