@@ -66,14 +66,14 @@ static int make_work(struct sheaf_disk_io *io)
         int rc = 0;
         sheaf_autofd int fd = openat(store->dir_fd, making->name,
                 O_RDWR | O_CLOEXEC | O_NOFOLLOW |
-                        (making->fresh ? O_CREAT | O_EXCL : 0),
+                        (making->fresh ? O_CREAT | O_TRUNC : 0),
                 0600);
 
         if (fd < 0 && errno == ENOENT && making->fresh) {
                 /* Somebody removed the directory. */
                 mkdirat(store->dir_fd, "segments", 0700);
                 fd = openat(store->dir_fd, making->name,
-                        O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_CREAT | O_EXCL,
+                        O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_CREAT | O_TRUNC,
                         0600);
         }
         if (fd < 0)
@@ -180,6 +180,13 @@ static int make(struct sheaf_store *store, struct sheaf_group *group)
                 if (!rc)
                         break;
                 segment = sheaf_space_reuse(store, group, &freed);
+        }
+        /* Files whose tail was given back need room to be whole again. */
+        if (segment && segment->disk_bytes < store->segment_bytes &&
+                sheaf_space_room(
+                        store, store->segment_bytes - segment->disk_bytes)) {
+                sheaf_segment_unlink(store, segment);
+                return make(store, group);
         }
         if (!segment) {
                 if (rc)
@@ -613,6 +620,15 @@ void sheaf_append_deinit(struct sheaf_store *store)
 
                 store->groups = group->next;
                 free(group);
+        }
+}
+
+void sheaf_append_distrust(
+        struct sheaf_store *store, const struct sheaf_segment *segment)
+{
+        for (struct sheaf_group *g = store->groups; g; g = g->next) {
+                if (g->append.segment == segment)
+                        sheaf_append_drop(store, g);
         }
 }
 

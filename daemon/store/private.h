@@ -134,6 +134,9 @@ void sheaf_append_kick(struct sheaf_store *store);
 void sheaf_append_flush(struct sheaf_store *store, int64_t age_ns);
 /* Flushes and closes the group's open segment. */
 void sheaf_append_drop(struct sheaf_store *store, struct sheaf_group *group);
+/* A record of the segment is damaged: nothing more is put into it. */
+void sheaf_append_distrust(
+        struct sheaf_store *store, const struct sheaf_segment *segment);
 void sheaf_append_deinit(struct sheaf_store *store);
 /* One user less; a segment that waits to be sealed goes on. */
 void sheaf_segment_unbusy(

@@ -29,6 +29,8 @@ static void drop_bad(
         if (!sheaf_places_alive(store, &op->place))
                 return;
         ++*counter;
+        if (op->segment)
+                sheaf_append_distrust(store, op->segment);
         if (sheaf_log_once(&store->bad_once, SHEAF_NS_PER_SEC))
                 sheaf_log(SHEAF_LOG_WARN, "store_bad_record",
                         "container=%u offset=%llu action=\"dropped, fetched "

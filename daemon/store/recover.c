@@ -139,6 +139,27 @@ static int read_summary(
         return 0;
 }
 
+/* Gives the unused middle of a closed segment back: it is not filled. */
+static void punch(struct sheaf_store *store, struct sheaf_segment *segment,
+        const char *path)
+{
+        sheaf_autofd int fd =
+                openat(store->dir_fd, path, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+        uint64_t from = sheaf_round_up(segment->end_bytes, SHEAF_DISK_PAGE);
+        uint64_t to = store->segment_bytes -
+                      sheaf_disk_summary_bytes(segment->records);
+        struct stat st;
+
+        if (fd < 0 || from >= to ||
+                fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+                        (off_t)from, (off_t)(to - from)) ||
+                fstat(fd, &st))
+                return;
+        store->segment_disk_bytes -= segment->disk_bytes;
+        segment->disk_bytes = (uint64_t)st.st_blocks * 512;
+        store->segment_disk_bytes += segment->disk_bytes;
+}
+
 /* The header at @at, if a record of this segment is there. */
 static bool header_at(struct sheaf_store *store, struct sheaf_segment *segment,
         int fd, uint64_t at, struct sheaf_disk_record *ret_record)
@@ -277,6 +298,8 @@ static int open_segment(struct sheaf_store *store, const struct known *known,
                         rc = -ENOMEM;
         } else {
                 rc = rebuild(store, segment, fd);
+                if (segment->unchecked)
+                        punch(store, segment, path);
         }
         store->stats.chunks += segment->records;
         store->stats.payload_bytes += segment->payload_bytes;

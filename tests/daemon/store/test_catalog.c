@@ -1,0 +1,146 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "kit.h"
+
+#include <stdio.h>
+
+static struct sheaf_digest digest_of(uint64_t n)
+{
+        struct sheaf_digest digest;
+
+        sheaf_digest_of(&n, sizeof(n), &digest);
+        return digest;
+}
+
+Test(catalog, batches_grow_the_map_and_are_found_again)
+{
+        char dir[] = "/var/tmp/sheaf-catalog-XXXXXX", path[128];
+        struct sheaf_catalog *catalog;
+        struct sheaf_pending pending = { 0 };
+        struct sheaf_place place, none = { 0 };
+        enum {
+                N = 40000
+        };
+
+        cr_assert_not_null(mkdtemp(dir));
+        snprintf(path, sizeof(path), "%s/catalog", dir);
+        cr_assert_eq(sheaf_catalog_open(path, 128 * SHEAF_KIB, &catalog), 0);
+        for (int batch = 0; batch < 3; batch++) {
+                struct sheaf_pending_item *items;
+                int rc, grown = 0;
+
+                for (uint64_t i = 0; i < N; i++) {
+                        struct sheaf_digest d =
+                                digest_of(i * 3 + (uint64_t)batch);
+
+                        place = (struct sheaf_place){ 1, 2, i };
+                        cr_assert_eq(
+                                sheaf_pending_put(&pending, &d, &place), 0);
+                }
+                cr_assert_eq(sheaf_pending_sorted(&pending, &items), 0);
+                for (size_t i = 1; i < pending.count; i++)
+                        cr_assert_lt(memcmp(&items[i - 1].digest,
+                                             &items[i].digest, 32),
+                                0);
+                while ((rc = sheaf_catalog_apply(catalog, items, pending.count,
+                                NULL, 0)) == -EOVERFLOW) {
+                        cr_assert_eq(sheaf_catalog_grow(catalog), 0);
+                        grown++;
+                }
+                cr_assert_eq(rc, 0);
+                cr_assert(batch || grown);
+                free(items);
+                sheaf_pending_clear(&pending);
+        }
+        sheaf_catalog_close(catalog);
+        cr_assert_eq(sheaf_catalog_open(path, 128 * SHEAF_KIB, &catalog), 0);
+        cr_assert_eq(sheaf_catalog_entries(catalog), 3 * N);
+        for (uint64_t i = 0; i < 3 * N; i += 7) {
+                struct sheaf_digest d = digest_of(i);
+
+                cr_assert_eq(sheaf_catalog_find(catalog, &d, &place), 0);
+                cr_assert_eq(place.offset_bytes, i / 3);
+        }
+        struct sheaf_pending_item gone = { .digest = digest_of(5),
+                .place = none };
+
+        cr_assert_eq(sheaf_catalog_apply(catalog, &gone, 1, NULL, 0), 0);
+        cr_assert_eq(
+                sheaf_catalog_find(catalog, &gone.digest, &place), -ENOENT);
+        sheaf_catalog_close(catalog);
+        snprintf(path, sizeof(path), "rm -rf %s", dir);
+        cr_assert_eq(system(path), 0);
+}
+
+static int collect(
+        void *arg, const char *key, const void *value, size_t len_bytes)
+{
+        char *text = arg;
+
+        strcat(text, key);
+        strcat(text, "=");
+        strncat(text, value, len_bytes);
+        strcat(text, ";");
+        return 0;
+}
+
+Test(catalog, records_and_counters_survive)
+{
+        struct kit kit;
+        char text[256] = "";
+        uint64_t number;
+
+        kit_begin(&kit, 64 * SHEAF_MIB);
+        cr_assert_eq(sheaf_store_put(kit.store, "d/b", "2", 1), 0);
+        cr_assert_eq(sheaf_store_put(kit.store, "d/a", "1", 1), 0);
+        cr_assert_eq(sheaf_store_put(kit.store, "e/x", "9", 1), 0);
+        cr_assert_eq(sheaf_store_put(kit.store, "d/c", "3", 1), 0);
+        cr_assert_eq(sheaf_store_del(kit.store, "d/b"), 0);
+        cr_assert_eq(sheaf_store_del(kit.store, "d/b"), -ENOENT);
+        cr_assert_eq(sheaf_store_next(kit.store, "serial", &number), 0);
+        cr_assert_eq(number, 1);
+        kit_close(&kit);
+        kit_open(&kit);
+        cr_assert_eq(sheaf_store_each(kit.store, "d/", collect, text), 0);
+        cr_assert_str_eq(text, "d/a=1;d/c=3;");
+        *text = '\0';
+        cr_assert_eq(sheaf_store_each(kit.store, "", collect, text), 0);
+        cr_assert_str_eq(text, "d/a=1;d/c=3;e/x=9;");
+        cr_assert_eq(sheaf_store_next(kit.store, "serial", &number), 0);
+        cr_assert_eq(number, 2);
+        kit_end(&kit);
+}
+
+/* Random digests put one by one would write some 20 KiB each. */
+Test(catalog, small_chunks_cost_little)
+{
+        enum {
+                N = 60000,
+                BYTES = 2048
+        };
+        uint64_t *sizes = sheaf_new(uint64_t, N);
+        struct kit kit;
+        struct kit_version v;
+        struct sheaf_store_stats stats;
+
+        for (size_t i = 0; i < N; i++)
+                sizes[i] = BYTES;
+        kit_begin(&kit, SHEAF_GIB);
+        kit_version(&kit, &v, 1, 7, sizes, N, 1);
+        cr_assert_eq(kit_write_all(&kit, &v), N);
+        sheaf_places_commit(kit.store, true);
+        sheaf_disk_drain(kit.store->disk);
+        stats = kit_stats(&kit);
+        cr_assert_eq(stats.written_bytes, (uint64_t)N * BYTES);
+        cr_assert_gt(stats.catalog_written_bytes, N * 48);
+        cr_assert_leq(stats.catalog_written_bytes, 2 * stats.written_bytes);
+        cr_log_warn("catalog bytes a payload byte: %.3f, container %.3f",
+                (double)stats.catalog_written_bytes /
+                        (double)stats.written_bytes,
+                (double)stats.container_written_bytes /
+                        (double)stats.written_bytes);
+        for (uint64_t c = 0; c < N; c += 997)
+                cr_assert_eq(kit_read(&kit, &v, c), 0);
+        kit_end(&kit);
+        kit_version_end(&v);
+        free(sizes);
+}

@@ -1,0 +1,163 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "kit.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <sys/stat.h>
+
+static const uint64_t sizes[] = { (9 << 20) + 77, 5 << 20 };
+
+static int ask(struct kit *kit, struct kit_version *v, uint32_t file,
+        int *ret_fd, struct sheaf_plain_lease **ret_lease)
+{
+        int rc = -EAGAIN;
+
+        for (int i = 0; i < 200 && rc == -EAGAIN; i++) {
+                rc = sheaf_store_plain(kit->store, v->version,
+                        v->listing.files[file], ret_fd, ret_lease);
+                if (rc == -EAGAIN)
+                        kit_wait_ms(kit, 5);
+        }
+        return rc;
+}
+
+static void compare(const struct kit_version *v, int fd)
+{
+        static uint8_t right[4 << 20], have[4 << 20];
+
+        for (uint64_t c = 0; c < 3; c++) {
+                uint32_t len = kit_ref(v, c).len_bytes;
+
+                kit_payload(v, c, right, len);
+                cr_assert_eq(
+                        pread(fd, have, len, (off_t)(c << 22)), (ssize_t)len);
+                cr_assert_eq(memcmp(right, have, len), 0);
+        }
+}
+
+Test(plain, complete_files_are_handed_out_read_only)
+{
+        struct kit kit;
+        struct kit_version v;
+        struct sheaf_plain_lease *lease;
+        struct sheaf_chunk_ref ref;
+        char path[64];
+        int fd, rc;
+
+        kit_begin(&kit, 64 * SHEAF_MIB);
+        kit_version(&kit, &v, 1, 7, sizes, 2, 1);
+        cr_assert_eq(kit_write(&kit, &v, 0), 0);
+        cr_assert_eq(kit_write(&kit, &v, 2), 0);
+        cr_assert_eq(ask(&kit, &v, 0, &fd, &lease), -ENOENT);
+        cr_assert_eq(kit_write(&kit, &v, 1), 0);
+        rc = ask(&kit, &v, 0, &fd, &lease);
+        if (rc == -EPERM) {
+                kit_end(&kit);
+                cr_skip_test("no right to make a mount");
+        }
+        cr_assert_eq(rc, 0);
+        compare(&v, fd);
+        snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+        cr_assert_eq(open(path, O_RDWR | O_CLOEXEC), -1);
+        cr_assert_eq(errno, EROFS);
+        ref = kit_ref(&v, 1);
+        cr_assert_not(sheaf_store_evict(kit.store, &ref), "leased");
+        sheaf_store_group_drop(kit.store, 7);
+        cr_assert_gt(kit_stats(&kit).bytes_unlinked_open, 9 << 20);
+        compare(&v, fd);
+        close(fd);
+        sheaf_plain_lease_end(lease);
+        cr_assert_eq(kit_stats(&kit).bytes_unlinked_open, 0);
+        kit_end(&kit);
+        kit_version_end(&v);
+}
+
+Test(plain, changed_files_are_hashed_again)
+{
+        struct kit kit;
+        struct kit_version v;
+        struct sheaf_plain_lease *lease;
+        struct sheaf_place place;
+        char path[128];
+        int fd, rc;
+
+        kit_begin(&kit, 64 * SHEAF_MIB);
+        kit_version(&kit, &v, 1, 7, sizes, 2, 1);
+        cr_assert_eq(kit_write_all(&kit, &v), v.listing.chunk_count);
+        rc = ask(&kit, &v, 0, &fd, &lease);
+        if (rc == -EPERM) {
+                kit_end(&kit);
+                cr_skip_test("no right to make a mount");
+        }
+        close(fd);
+        sheaf_plain_lease_end(lease);
+        kit_close(&kit);
+        kit_open(&kit);
+        kit_version_reopen(&kit, &v, 7);
+        /* The mark is durable. */
+        cr_assert_eq(sheaf_store_plain(kit.store, v.version, v.listing.files[0],
+                             &fd, &lease),
+                0);
+        close(fd);
+        sheaf_plain_lease_end(lease);
+        kit_container(&kit, &v, 0, path, &place);
+        cr_assert_eq(utimensat(AT_FDCWD, path, NULL, 0), 0);
+        cr_assert_eq(sheaf_store_plain(kit.store, v.version, v.listing.files[0],
+                             &fd, &lease),
+                -EAGAIN);
+        cr_assert_eq(ask(&kit, &v, 0, &fd, &lease), 0);
+        compare(&v, fd);
+        close(fd);
+        sheaf_plain_lease_end(lease);
+        /* A changed byte is found before the file is handed out. */
+        fd = open(path, O_RDWR | O_CLOEXEC);
+        cr_assert_eq(pwrite(fd, "x", 1, (4 << 20) + 9), 1);
+        close(fd);
+        cr_assert_eq(ask(&kit, &v, 0, &fd, &lease), -ENOENT);
+        cr_assert_eq(kit_stats(&kit).bad_payloads, 1);
+        cr_assert_eq(kit_read(&kit, &v, 1), -ENOENT);
+        cr_assert_eq(kit_read(&kit, &v, 0), 0);
+        cr_assert_eq(kit_write(&kit, &v, 1), 0);
+        cr_assert_eq(ask(&kit, &v, 0, &fd, &lease), 0);
+        compare(&v, fd);
+        close(fd);
+        sheaf_plain_lease_end(lease);
+        kit_end(&kit);
+        kit_version_end(&v);
+}
+
+Test(plain, damaged_truncated_and_deleted_files_are_misses)
+{
+        struct kit kit;
+        struct kit_version v;
+        struct sheaf_place place;
+        char path[128];
+        int fd;
+
+        kit_begin(&kit, 64 * SHEAF_MIB);
+        kit_version(&kit, &v, 1, 7, sizes, 2, 1);
+        cr_assert_eq(kit_write_all(&kit, &v), v.listing.chunk_count);
+        kit_container(&kit, &v, 0, path, &place);
+        fd = open(path, O_RDWR | O_CLOEXEC);
+        cr_assert_eq(pwrite(fd, "y", 1, 5), 1);
+        close(fd);
+        cr_assert_eq(kit_read(&kit, &v, 0), -EBADMSG);
+        cr_assert_eq(kit_read(&kit, &v, 0), -ENOENT);
+        cr_assert_eq(kit_stats(&kit).bad_payloads, 1);
+        cr_assert_eq(kit_write(&kit, &v, 0), 0);
+        cr_assert_eq(kit_read(&kit, &v, 0), 0);
+        cr_assert_eq(truncate(path, 5 << 20), 0);
+        cr_assert_eq(kit_read(&kit, &v, 2), -EBADMSG);
+        cr_assert_eq(kit_write(&kit, &v, 2), 0);
+        cr_assert_eq(kit_read(&kit, &v, 2), 0);
+        kit_close(&kit);
+        cr_assert_eq(unlink(path), 0);
+        kit_open(&kit);
+        kit_version_reopen(&kit, &v, 7);
+        cr_assert_eq(kit_read(&kit, &v, 0), -ENOENT);
+        cr_assert_eq(kit_write_all(&kit, &v), v.listing.chunk_count);
+        for (uint64_t c = 0; c < v.listing.chunk_count; c++)
+                cr_assert_eq(kit_read(&kit, &v, c), 0);
+        kit_end(&kit);
+        kit_version_end(&v);
+}

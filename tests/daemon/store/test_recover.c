@@ -1,0 +1,226 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A writer is killed at random moments; what is served afterwards has its
+ * digest, and no place serves another chunk. */
+#include "kit.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+
+#define ROUNDS 36
+#define FILES  3000
+
+static void sizes_of(uint64_t *sizes, size_t count, unsigned int seed)
+{
+        for (size_t i = 0; i < count; i++) {
+                unsigned int r = (unsigned int)(i * 2654435761u + seed);
+
+                sizes[i] = r % 97 == 0    ? 70000 + r % 200000
+                           : r % 331 == 0 ? (5 << 20) + r % 1000
+                                          : 1 + r % 6000;
+        }
+}
+
+struct killed_write {
+        struct sheaf_store_write write;
+        uint64_t *left;
+};
+
+static void on_killed_write(struct sheaf_store_write *write, int rc)
+{
+        struct killed_write *w = (struct killed_write *)write;
+
+        (void)rc;
+        --*w->left;
+        free((void *)write->bytes);
+        free(w);
+}
+
+/* Writes everything that is not there yet, until it is killed. */
+static void child(const struct sheaf_store_config *base, struct kit_version *v)
+{
+        struct sheaf_store_config config = *base;
+        struct sheaf_store *store;
+        uv_loop_t loop;
+        uint64_t left = 0;
+
+        if (uv_loop_init(&loop))
+                _exit(1);
+        config.loop = &loop;
+        if (sheaf_store_open(&config, &store) ||
+                sheaf_version_open(store, &v->listing, 7, &v->version))
+                _exit(2);
+        for (uint64_t c = 0; c < v->listing.chunk_count; c++) {
+                struct killed_write *w;
+                struct sheaf_digest digest;
+                void *bytes;
+
+                if (sheaf_version_on_disk(v->version, c))
+                        continue;
+                w = calloc(1, sizeof(*w));
+                w->write.ref = kit_ref(v, c);
+                bytes = malloc(w->write.ref.len_bytes);
+                kit_payload(v, c, bytes, w->write.ref.len_bytes);
+                sheaf_digest_of(bytes, w->write.ref.len_bytes, &digest);
+                sheaf_version_learn(v->version, c, &digest);
+                w->write.bytes = bytes;
+                w->write.done = on_killed_write;
+                w->left = &left;
+                left++;
+                sheaf_store_write(store, &w->write);
+                if (c % 16 == 0)
+                        sheaf_store_flush(store);
+                uv_run(&loop, UV_RUN_NOWAIT);
+                if (c % 40 == 0)
+                        usleep(1000);
+        }
+        for (;;)
+                uv_run(&loop, UV_RUN_ONCE);
+}
+
+Test(recover, killed_writers_leave_nothing_wrong, .timeout = 280)
+{
+        struct kit kit;
+        struct kit_version v;
+        uint64_t sizes[FILES], before = 0, after, bytes;
+        unsigned int seed = 4711;
+
+        sizes_of(sizes, FILES, 1);
+        kit_begin(&kit, 512 * SHEAF_MIB);
+        kit_version(&kit, &v, 1, 7, sizes, FILES, 1);
+        kit_close(&kit);
+        for (int round = 0; round < ROUNDS; round++) {
+                pid_t pid = fork();
+                int status;
+
+                if (pid == 0)
+                        child(&kit.config, &v);
+                usleep(10000 + (unsigned int)rand_r(&seed) % 60000);
+                kill(pid, SIGKILL);
+                cr_assert_eq(waitpid(pid, &status, 0), pid);
+                cr_assert(WIFSIGNALED(status), "child ended by itself: %d",
+                        status);
+                kit_open(&kit);
+                kit_version_reopen(&kit, &v, 7);
+                for (uint64_t c = 0; c < v.listing.chunk_count; c++) {
+                        int rc = kit_read(&kit, &v, c);
+
+                        cr_assert(rc == 0 || rc == -ENOENT,
+                                "round %d chunk %lu: %d", round, c, rc);
+                }
+                after = sheaf_version_disk(v.version, &bytes);
+                cr_assert_geq(after, before, "round %d lost chunks", round);
+                before = after;
+                cr_assert_eq(kit_stats(&kit).bad_payloads, 0);
+                kit_close(&kit);
+        }
+        cr_assert_gt(before, 100, "only %lu chunks got to disk", before);
+        kit_open(&kit);
+        kit_version_reopen(&kit, &v, 7);
+        cr_assert_eq(kit_write_all(&kit, &v), v.listing.chunk_count);
+        for (uint64_t c = 0; c < v.listing.chunk_count; c++)
+                cr_assert_eq(kit_read(&kit, &v, c), 0);
+        kit_end(&kit);
+        kit_version_end(&v);
+}
+
+Test(recover, digests_come_back_with_their_records)
+{
+        struct kit kit;
+        struct kit_version v;
+        uint64_t sizes[200], bytes;
+        char path[256];
+
+        sizes_of(sizes, 200, 3);
+        kit_begin(&kit, 128 * SHEAF_MIB);
+        kit_version(&kit, &v, 5, 7, sizes, 200, 1);
+        cr_assert_eq(kit_write_all(&kit, &v), v.listing.chunk_count);
+        kit_close(&kit);
+        snprintf(path, sizeof(path), "%s/versions", kit.dir);
+        snprintf(path, sizeof(path),
+                "find %s/versions -name digests -delete -o -name places "
+                "-delete",
+                kit.dir);
+        cr_assert_eq(system(path), 0);
+        kit_open(&kit);
+        kit_version_reopen(&kit, &v, 7);
+        /* Those of small files; a plain file's are in its map. */
+        cr_assert_gt(sheaf_version_known(v.version), 190);
+        cr_assert_gt(sheaf_version_disk(v.version, &bytes), 190);
+        for (uint64_t c = 0; c < 100; c++) {
+                if (sheaf_version_on_disk(v.version, c))
+                        cr_assert_eq(kit_read(&kit, &v, c), 0);
+        }
+        kit_end(&kit);
+        kit_version_end(&v);
+}
+
+Test(recover, leftovers_are_swept_behind)
+{
+        struct kit kit;
+        char path[256];
+        struct stat st;
+
+        kit_begin(&kit, 128 * SHEAF_MIB);
+        kit_close(&kit);
+        for (int i = 0; i < 300; i++) {
+                snprintf(path, sizeof(path), "%s/%s/left%d.tmp", kit.dir,
+                        i % 2 ? "plain" : "segments", i);
+                close(open(path, O_CREAT | O_WRONLY, 0600));
+        }
+        snprintf(path, sizeof(path), "%s/versions/.gone-1", kit.dir);
+        mkdir(path, 0700);
+        snprintf(path, sizeof(path), "%s/segments/00000009.seg", kit.dir);
+        close(open(path, O_CREAT | O_WRONLY, 0600));
+        kit_open(&kit);
+        kit_wait_ms(&kit, 900);
+        cr_assert_neq(stat(path, &st), 0);
+        for (int i = 0; i < 300; i++) {
+                snprintf(path, sizeof(path), "%s/%s/left%d.tmp", kit.dir,
+                        i % 2 ? "plain" : "segments", i);
+                cr_assert_neq(stat(path, &st), 0, "%s", path);
+        }
+        snprintf(path, sizeof(path), "%s/versions/.gone-1", kit.dir);
+        cr_assert_neq(stat(path, &st), 0);
+        kit_end(&kit);
+}
+
+Test(recover, generation_is_not_continued_after_a_kill)
+{
+        struct kit kit;
+        struct kit_version v;
+        uint64_t sizes[2] = { 1000, 2000 };
+        struct sheaf_place first, second;
+        char path[128];
+        int status;
+        pid_t pid;
+
+        kit_begin(&kit, 128 * SHEAF_MIB);
+        kit_version(&kit, &v, 1, 7, sizes, 2, 1);
+        cr_assert_eq(kit_write(&kit, &v, 0), 0);
+        kit_close(&kit);
+        pid = fork();
+        if (pid == 0) {
+                uv_loop_t loop;
+                struct sheaf_store *store;
+
+                uv_loop_init(&loop);
+                kit.config.loop = &loop;
+                if (sheaf_store_open(&kit.config, &store))
+                        _exit(1);
+                raise(SIGKILL);
+        }
+        cr_assert_eq(waitpid(pid, &status, 0), pid);
+        cr_assert(WIFSIGNALED(status));
+        kit_open(&kit);
+        kit_version_reopen(&kit, &v, 7);
+        cr_assert_eq(kit_read(&kit, &v, 0), 0);
+        cr_assert_eq(kit_write(&kit, &v, 1), 0);
+        kit_container(&kit, &v, 0, path, &first);
+        kit_container(&kit, &v, 1, path, &second);
+        cr_assert_neq(first.container, second.container);
+        kit_end(&kit);
+        kit_version_end(&v);
+}
