@@ -199,6 +199,7 @@ void sheaf_arena_free(struct sheaf_arena *arena)
         sheaf_vec_free(&arena->buckets);
         sheaf_vec_free(&arena->refs);
         free(arena->tables);
+        free(arena->killed.filter);
         free(arena->killed.word);
         free(arena->killed.block);
         free(arena->orphans);

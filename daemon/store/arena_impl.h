@@ -118,7 +118,10 @@ struct sheaf_arena_pool {
         struct sheaf_arena *arenas;
 };
 
+/* Killed words by hash, and a bit for each in a filter that fits in the first
+ * cache: nearly all of what a scan streams past ends there. */
 struct sheaf_killed {
+        uint8_t *filter; /* cap bytes: 16 bits a word */
         uint64_t *word;
         uint32_t *block;
         uint64_t cap, count; /* cap: power of two */
@@ -196,7 +199,8 @@ struct sheaf_pins {
 struct sheaf_ghost {
         struct sheaf_arena *arena;
         struct sheaf_ghost *next, *prev;
-        uint64_t *words, word_count;
+        _Atomic uint64_t *words; /* as the slots that they were */
+        uint64_t word_count;
         struct sheaf_unmaps unmaps;
 };
 

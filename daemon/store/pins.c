@@ -130,7 +130,8 @@ int sheaf_ghost_new(struct sheaf_pins *pins, struct sheaf_ghost **ret_ghost)
         sheaf_autofree struct sheaf_ghost *ghost =
                 sheaf_new(struct sheaf_ghost, 1);
         uint64_t mark = sheaf_pin_mark(pins->hazard);
-        sheaf_autofree uint64_t *words = sheaf_new(uint64_t, mark + 1);
+        sheaf_autofree _Atomic uint64_t *words =
+                sheaf_new(_Atomic uint64_t, mark + 1);
 
         if (!ghost || !words)
                 return -ENOMEM;
@@ -138,7 +139,7 @@ int sheaf_ghost_new(struct sheaf_pins *pins, struct sheaf_ghost **ret_ghost)
                 uint64_t word = sheaf_pin_held(&pins->hazard->slot[i]);
 
                 if (word)
-                        words[ghost->word_count++] = word;
+                        atomic_init(&words[ghost->word_count++], word);
         }
         /* The child maps what its parent mapped. */
         for (uint32_t i = 0; i < pins->unmaps.count; i++) {
@@ -184,10 +185,9 @@ void sheaf_ghost_free(struct sheaf_ghost *ghost)
 }
 
 /* Bytes of the killed block with that word if it was not yet seen. */
-static inline uint64_t look_up(struct sheaf_arena *arena, uint64_t word)
+static uint64_t look_up(struct sheaf_arena *arena, uint64_t word, uint64_t i)
 {
         const struct sheaf_killed *killed = &arena->killed;
-        uint64_t i = sheaf_killed_hash(word) >> killed->shift;
         struct sheaf_block_slot *slot;
 
         while (killed->word[i] != word) {
@@ -202,27 +202,39 @@ static inline uint64_t look_up(struct sheaf_arena *arena, uint64_t word)
         return slot->len_bytes;
 }
 
+static uint64_t scan(
+        struct sheaf_arena *arena, const _Atomic uint64_t *slots, uint64_t n)
+{
+        const uint8_t *filter = arena->killed.filter;
+        unsigned int shift = arena->killed.shift - 3;
+        uint64_t bytes = 0;
+
+        for (uint64_t i = 0; i < n; i++) {
+                uint64_t word = sheaf_pin_held(&slots[i]);
+                uint64_t hash = sheaf_killed_hash(word);
+                uint64_t bit = hash >> shift;
+
+                if (SHEAF_UNLIKELY(filter[bit / 8] >> bit % 8 & 1) && word)
+                        bytes += look_up(
+                                arena, word, hash >> arena->killed.shift);
+        }
+        return bytes;
+}
+
 uint64_t sheaf_pins_scan(struct sheaf_arena *arena)
 {
         int64_t begin = now_ns(), took;
         uint64_t bytes = 0, slots = 0;
 
         for (struct sheaf_pins *p = arena->pins; p; p = p->next) {
-                const struct sheaf_hazard *hazard = p->hazard;
-                uint64_t mark = sheaf_pin_mark(hazard);
+                uint64_t mark = sheaf_pin_mark(p->hazard);
 
                 slots += mark;
-                for (uint64_t i = 0; i < mark; i++) {
-                        uint64_t word = sheaf_pin_held(&hazard->slot[i]);
-
-                        if (word)
-                                bytes += look_up(arena, word);
-                }
+                bytes += scan(arena, p->hazard->slot, mark);
         }
         for (struct sheaf_ghost *g = arena->ghosts; g; g = g->next) {
                 slots += g->word_count;
-                for (uint64_t i = 0; i < g->word_count; i++)
-                        bytes += look_up(arena, g->words[i]);
+                bytes += scan(arena, g->words, g->word_count);
         }
         took = now_ns() - begin;
         arena->stats.scans++;

@@ -20,6 +20,7 @@ static int killed_reserve(struct sheaf_killed *killed, uint64_t count)
         unsigned int shift = 64 - 10;
         uint64_t *word;
         uint32_t *block;
+        uint8_t *filter;
 
         while (cap < 2 * count) {
                 cap *= 2;
@@ -29,18 +30,23 @@ static int killed_reserve(struct sheaf_killed *killed, uint64_t count)
         if (killed->cap != cap) {
                 word = sheaf_new(uint64_t, cap);
                 block = sheaf_new(uint32_t, cap);
-                if (!word || !block) {
+                filter = sheaf_new(uint8_t, cap);
+                if (!word || !block || !filter) {
+                        free(filter);
                         free(word);
                         free(block);
                         return -ENOMEM;
                 }
+                free(killed->filter);
                 free(killed->word);
                 free(killed->block);
+                killed->filter = filter;
                 killed->word = word;
                 killed->block = block;
                 killed->cap = cap;
         } else {
                 memset(killed->word, 0, cap * sizeof(*killed->word));
+                memset(killed->filter, 0, cap);
         }
         killed->shift = shift;
         killed->count = 0;
@@ -52,8 +58,11 @@ static void kill_block(struct sheaf_arena *arena, sheaf_block block)
         struct sheaf_killed *killed = &arena->killed;
         struct sheaf_block_slot *slot = sheaf_block_at(arena, block);
         uint64_t word = sheaf_block_word(slot);
-        uint64_t i = sheaf_killed_hash(word) >> killed->shift;
+        uint64_t hash = sheaf_killed_hash(word);
+        uint64_t i = hash >> killed->shift;
+        uint64_t bit = hash >> (killed->shift - 3);
 
+        killed->filter[bit / 8] |= (uint8_t)(1 << bit % 8);
         while (killed->word[i])
                 i = (i + 1) & (killed->cap - 1);
         killed->word[i] = word;

@@ -34,7 +34,7 @@ Test(reclaim, scan_of_many_clients)
         struct sheaf_arena_stats stats;
         const _Atomic uint64_t *words;
         struct rig rig;
-        uint64_t n = 0;
+        uint64_t n = 0, best_ns = UINT64_MAX;
 
         rig_open(&rig, 256 * SHEAF_MIB, 100000);
         while (rig_stats(&rig).evicted_blocks == 0)
@@ -49,13 +49,20 @@ Test(reclaim, scan_of_many_clients)
                 for (uint32_t i = 0; i < HELD; i++)
                         hold(hazard, i, words, i % 100);
         }
-        for (uint64_t i = n; i < n + 20000; i++)
+        for (uint64_t i = n; i < n + 20000; i++) {
+                stats = rig_stats(&rig);
                 cr_assert_eq(put(&rig, i), 0);
+                if (rig_stats(&rig).scans == stats.scans + 1)
+                        best_ns = SHEAF_MIN(best_ns,
+                                rig_stats(&rig).scan_ns - stats.scan_ns);
+        }
         for (uint64_t i = 0; i < 100; i++)
                 cr_assert(intact(&rig, i));
         stats = rig_stats(&rig);
-        cr_log_info("scan of %d x %d pins: mean %.0f us, max %.0f us",
-                CLIENTS, HELD, (double)stats.scan_ns / (double)stats.scans / 1e3,
+        cr_log_info(
+                "scan of %d x %d pins: best %.0f us, mean %.0f us, max %.0f us",
+                CLIENTS, HELD, (double)best_ns / 1e3,
+                (double)stats.scan_ns / (double)stats.scans / 1e3,
                 (double)stats.scan_ns_max / 1e3);
         cr_expect_geq(stats.scanned_slots,
                 (stats.scans - 100) * CLIENTS * (uint64_t)HELD / 2);
