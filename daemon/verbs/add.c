@@ -133,6 +133,7 @@ static void job_publish(struct listing_job *job)
                 (unsigned long long)job->summary.files,
                 (unsigned long long)job->summary.bytes);
         tell_summary(job);
+        ds->listing = false;
         sheaf_dataset_fill_info(ds, sheaf_registry_version(ds, NULL), &info,
                 &space);
         env.id = id;
