@@ -44,18 +44,22 @@ static int on_reply(void *arg, const Sheaf__Envelope *env)
         return CLI_OK;
 }
 
-static void print_left_out(const Sheaf__DatasetInfo *info, bool followed)
+/* What is left out, where no finding has said it. */
+static void print_left_out(const struct outcome *out, bool followed)
 {
+        const Sheaf__DatasetInfo *info = out->info;
         char buf[CLI_COUNT_TEXT_MAX];
 
-        if (info->escaping_links && !followed)
+        if (info->escaping_links && !followed &&
+                !cli_findings_of(&out->findings, "escapes"))
                 printf("  %s links leave the tree: shown as links, their "
                        "targets are not cached (--follow does)\n",
                         cli_count_text(info->escaping_links, buf));
-        if (info->skipped_special)
+        if (info->skipped_special &&
+                !cli_findings_of(&out->findings, "skipped"))
                 printf("  %s devices, sockets or pipes skipped\n",
                         cli_count_text(info->skipped_special, buf));
-        if (info->unreadable)
+        if (info->unreadable && !cli_findings_of(&out->findings, "unreadable"))
                 printf("  %s directories or files cannot be read by you\n",
                         cli_count_text(info->unreadable, buf));
         if (*info->note)
@@ -84,9 +88,8 @@ static void print(struct outcome *out, const struct cli *cli, bool followed)
                 cli_count_text(info->dirs, dirs));
         if (info->links)
                 printf(", %s links", cli_count_text(info->links, links));
-        printf(" (version %llu, %s)\n", (unsigned long long)info->serial,
-                info->state);
-        print_left_out(info, followed);
+        printf(" (version %llu)\n", (unsigned long long)info->serial);
+        print_left_out(out, followed);
 }
 
 /* Opens the directory and its full path. 0 or an exit code. */

@@ -104,8 +104,9 @@ static void take_finding(
                 sheaf_autofree char *text =
                         cli_text(finding->text, strlen(finding->text));
 
-                printf("%s: %s%s%s\n", finding->kind, path ? path : "?",
-                        *finding->text ? ": " : "", text ? text : "");
+                printf("  %s: %s%s%s\n", finding->kind, path ? path : "?",
+                        finding->path.len && *finding->text ? ": " : "",
+                        text ? text : "");
         }
 }
 

@@ -87,8 +87,8 @@ static double mount_requests(const struct view *view, const char *dataset)
 static void print_datasets(const struct view *view)
 {
         static const char *const heads[] = { "DATASET", ">HIT RATE", ">HITS",
-                ">HIT BYTES", ">MISSES", ">FROM DISK", ">FROM ORIGIN",
-                ">IN MEMORY", ">ON DISK", ">MOUNT REQUESTS" };
+                ">HIT BYTES", ">MISSES", ">DISK READ", ">ORIGIN READ",
+                ">MEMORY", ">ON DISK", ">FUSE REQS" };
         sheaf_autofree const char **names = cli_metrics_datasets(view->now);
         struct cli_table *table = cli_table_new(heads, SHEAF_ARRAY_LEN(heads));
 

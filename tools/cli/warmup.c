@@ -120,7 +120,17 @@ static void report(struct warmup *w, size_t first, size_t count, int rc)
         if (count == 1)
                 finding.path = w->path[first];
         finding.text = (char *)(uintptr_t)cli_conn_error(w->conn);
-        fprintf(stderr, "sheaf warmup: %s\n", finding.text);
+
+        sheaf_autofree char *path =
+                cli_text(finding.path.data, finding.path.len);
+        sheaf_autofree char *text =
+                cli_text(finding.text, strlen(finding.text));
+
+        if (count == 1)
+                fprintf(stderr, "sheaf warmup: '%s': ", path ? path : "?");
+        else
+                fprintf(stderr, "sheaf warmup: ");
+        fprintf(stderr, "%s\n", text ? text : "?");
         if (w->cli->json)
                 cli_findings_take(&w->findings, &env);
         w->bad_paths += count == 1;
