@@ -23,7 +23,7 @@
 #include <time.h>
 
 #define AHEAD_FILES 64
-#define READ_BYTES (UINT64_C(1) << 20)
+#define READ_BYTES  (UINT64_C(1) << 20)
 
 struct name {
         char *path; /* relative */
