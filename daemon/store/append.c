@@ -21,7 +21,7 @@ struct making {
         struct sheaf_store *store;
         struct sheaf_group *group;
         struct sheaf_segment *segment;
-        uint64_t disk_bytes;
+        uint64_t disk_bytes, reserved_bytes;
         bool fresh;
         char name[32];
         _Alignas(4096) uint8_t page[4096];
@@ -121,6 +121,7 @@ static void make_done(struct sheaf_disk_io *io, int rc)
         struct sheaf_segment *segment = making->segment;
 
         group->append.making = false;
+        store->reserved_bytes -= making->reserved_bytes;
         segment->busy--;
         if (rc) {
                 /* A recycled file that vanished is only forgotten. */
@@ -220,6 +221,10 @@ static int make(struct sheaf_store *store, struct sheaf_group *group)
         segment->busy++;
         sheaf_segment_name(segment->number, making->name);
         make_header(making);
+        making->reserved_bytes =
+                store->segment_bytes -
+                SHEAF_MIN(segment->disk_bytes, store->segment_bytes);
+        store->reserved_bytes += making->reserved_bytes;
         group->append.making = true;
         sheaf_disk_submit(store->disk, &making->io);
         return 0;

@@ -302,6 +302,7 @@ static void write_done(struct sheaf_disk_io *io, int rc)
         struct sheaf_plain *plain = op->plain;
         struct sheaf_write_private *p = sheaf_write_private(op->write);
 
+        store->reserved_bytes -= io->len_bytes;
         account(store, plain);
         sheaf_file_leave(store, &plain->file);
         if (!rc && plain->doomed)
@@ -413,6 +414,7 @@ void sheaf_plain_write(struct sheaf_store *store,
                 .offset_bytes = op->index * SHEAF_CHUNK_BYTES_MAX,
                 .done = write_done,
         };
+        store->reserved_bytes += op->io.len_bytes;
         sheaf_plain_enter(plain);
         sheaf_disk_submit(store->disk, &op->io);
 }

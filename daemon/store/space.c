@@ -111,6 +111,7 @@ int sheaf_space_room(struct sheaf_store *store, uint64_t bytes)
         struct statvfs fs;
         uint64_t free_bytes;
 
+        bytes += store->reserved_bytes;
         if (sheaf_space_used(store) + catalog_reserve(store) + bytes >
                 store->bytes_max) {
                 store->stats.refused_full++;

@@ -12,6 +12,7 @@
 #include <sys/stat.h>
 
 #define TICK_MS      50
+#define COPIES_MAX   8
 #define CATALOG_MAP  (UINT64_C(1) << 30)
 #define CLOSE_COMMIT 16384 /* fewer are cheaper to read from summaries */
 
@@ -404,30 +405,43 @@ void sheaf_store_bad(
         sheaf_store_drop_place(store, &digest, &place, ref->len_bytes);
 }
 
-bool sheaf_store_evict(
-        struct sheaf_store *store, const struct sheaf_chunk_ref *ref)
+static bool evict_place(struct sheaf_store *store,
+        const struct sheaf_chunk_ref *ref, const struct sheaf_place *place)
 {
         struct sheaf_version *version = ref->version;
-        struct sheaf_place place;
         struct sheaf_segment *segment;
 
-        if (sheaf_version_find(version, ref->chunk, &place))
-                return false;
-        if (sheaf_place_plain(&place)) {
+        if (sheaf_place_plain(place)) {
                 struct sheaf_plain *plain =
-                        sheaf_plain_find(store, sheaf_place_node(&place));
+                        sheaf_plain_find(store, sheaf_place_node(place));
 
                 if (!plain || plain->leases)
                         return false;
                 sheaf_plain_drop(store, plain);
                 return true;
         }
-        sheaf_places_forget(store, &version->digests[ref->chunk], &place);
+        sheaf_places_forget(store, &version->digests[ref->chunk], place);
         sheaf_version_unplace(version, ref->chunk);
-        segment = sheaf_segment_at(store, place.container);
+        segment = sheaf_segment_at(store, place->container);
         if (segment)
                 sheaf_segment_drop_record(store, segment, ref->len_bytes);
         return true;
+}
+
+bool sheaf_store_evict(
+        struct sheaf_store *store, const struct sheaf_chunk_ref *ref)
+{
+        struct sheaf_place place;
+        bool any = false;
+
+        /* A restart may have found an older copy too. */
+        for (int i = 0; i < COPIES_MAX; i++) {
+                if (sheaf_version_find(ref->version, ref->chunk, &place) ||
+                        !evict_place(store, ref, &place))
+                        break;
+                any = true;
+        }
+        return any;
 }
 
 /* ---- records and figures ---- */
