@@ -9,8 +9,8 @@
  *    inherited stay readable, and releasing them touches nothing shared
  *
  * A view that another thread makes while fork() runs belongs to the parent
- * alone. Lock order: list_lock, then sessions' locks in the order of the
- * list. */
+ * alone. Lock order: list_lock, sessions' locks in the order of the list, the
+ * lock of pin.c. */
 #include "client/atfork.h"
 
 #include <fcntl.h>
@@ -69,10 +69,12 @@ static void before(void)
                 for (struct sheaf_attach *a = s->attaches; a; a = a->next)
                         a->pins_at_fork = sheaf_attach_pins(a);
         }
+        sheaf_pinners_lock();
 }
 
 static void in_parent(void)
 {
+        sheaf_pinners_unlock();
         for (struct sheaf_session *s = list; s; s = s->next) {
                 sheaf_close_p(&s->fork_pipe[0]);
                 sheaf_close_p(&s->fork_pipe[1]);
@@ -111,6 +113,7 @@ static void renew(struct sheaf_session *session)
 
 static void in_child(void)
 {
+        sheaf_pinners_unlock();
         for (struct sheaf_session *s = list; s; s = s->next) {
                 renew(s);
                 pthread_mutex_unlock(&s->lock);

@@ -10,6 +10,19 @@
 #include "client/attach.h"
 
 #include <sys/stat.h>
+#include <sys/syscall.h>
+
+int sheaf_pages_replace(void *at, size_t bytes, int prot)
+{
+        /* Not through the library: thread sanitizers take its mmap for a
+         * write of every byte, but the kernel only changes what a page fault
+         * finds, under its own lock. */
+        long rc = syscall(SYS_mmap, at, bytes, prot,
+                MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1,
+                0L);
+
+        return rc == -1 ? -errno : 0;
+}
 
 static int map_hazard(struct sheaf_attach *attach, int fd)
 {
@@ -185,10 +198,8 @@ static void let_go_dropped(struct sheaf_attach *attach,
                         pinned_between(
                                 attach, from, from + attach->extent_bytes))
                         continue;
-                if (mmap(attach->base + from, attach->extent_bytes, PROT_NONE,
-                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE |
-                                    MAP_FIXED,
-                            -1, 0) == MAP_FAILED)
+                if (sheaf_pages_replace(attach->base + from,
+                            attach->extent_bytes, PROT_NONE))
                         continue;
                 set_state(attach, i, SHEAF_EXTENT_GONE);
                 sheaf_close_p(&attach->extent[i].lock_fd);
@@ -219,10 +230,8 @@ static bool let_go_all(struct sheaf_attach *attach)
         /* A late thread may still publish a word; let it, in a page of its
          * own, and give the daemon's memory back. */
         if (!attach->foreign &&
-                mmap(attach->hazard, sizeof(struct sheaf_hazard),
-                        PROT_READ | PROT_WRITE,
-                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1,
-                        0) != MAP_FAILED)
+                !sheaf_pages_replace(attach->hazard,
+                        sizeof(struct sheaf_hazard), PROT_READ | PROT_WRITE))
                 madvise(attach->hazard, sizeof(struct sheaf_hazard),
                         MADV_DONTFORK);
         return true;

@@ -80,6 +80,10 @@ bool sheaf_attach_let_go(struct sheaf_attach *attach,
         void (*unmapped)(void *arg, uint32_t arena, uint32_t extent),
         void *arg);
 
+/* Replaces the pages at @at by empty ones with @prot, in one step: a thread
+ * that reads meanwhile finds the old or the new. 0; -errno. */
+int sheaf_pages_replace(void *at, size_t bytes, int prot);
+
 /* Slots in use now, transient ones included. */
 uint64_t sheaf_attach_pins(const struct sheaf_attach *attach);
 /* In the child of a fork: the slots, @pins of them in use, are the

@@ -115,15 +115,6 @@ static void add_meter(const struct sheaf_meter *meter, struct sheaf_stats *sum)
         }
 }
 
-static void make_empty(void *at, size_t bytes, int prot)
-{
-        /* When even that is refused the old pages stay: correct, merely
-         * memory of a daemon that is gone. */
-        if (mmap(at, bytes, prot, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1,
-                    0) == MAP_FAILED)
-                return;
-}
-
 void sheaf_map_supersede(struct sheaf_dataset *dataset)
 {
         struct sheaf_map *map =
@@ -133,8 +124,11 @@ void sheaf_map_supersede(struct sheaf_dataset *dataset)
                 return;
         atomic_store_explicit(&dataset->map, NULL, memory_order_release);
         add_meter(map->meter, &dataset->past);
-        make_empty(map->table, map->table_bytes, PROT_READ);
-        make_empty(map->meter, sizeof(*map->meter), PROT_READ | PROT_WRITE);
+        /* When that is refused the old pages stay: right, merely memory of
+         * a daemon that is gone. */
+        (void)sheaf_pages_replace(map->table, map->table_bytes, PROT_READ);
+        (void)sheaf_pages_replace(
+                map->meter, sizeof(*map->meter), PROT_READ | PROT_WRITE);
         map->attach->map_users--;
 }
 

@@ -271,3 +271,13 @@ void sheaf_pinner_set_grant(struct sheaf_pinner *pinner, uint64_t grant_bytes)
         atomic_store_explicit(
                 &pinner->grant_bytes, grant_bytes, memory_order_relaxed);
 }
+
+void sheaf_pinners_lock(void)
+{
+        pthread_mutex_lock(&registry_lock);
+}
+
+void sheaf_pinners_unlock(void)
+{
+        pthread_mutex_unlock(&registry_lock);
+}

@@ -67,6 +67,10 @@ static inline bool sheaf_pinner_inherited(const struct sheaf_pinner *pinner)
         return !atomic_load_explicit(pinner->owner, memory_order_relaxed);
 }
 
+/* Around a fork, in parent and child: the list of pinners stays whole. */
+void sheaf_pinners_lock(void);
+void sheaf_pinners_unlock(void);
+
 /* ---- of the calling thread ---- */
 
 struct sheaf_pin_thread {

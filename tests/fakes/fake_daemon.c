@@ -17,7 +17,7 @@
 #include <sys/socket.h>
 
 #define CONNS_MAX   32
-#define EXTENTS_MAX 64
+#define EXTENTS_MAX 256
 #define PIPES_MAX   64
 #define CHECK(x)                                                               \
         do {                                                                   \
