@@ -10,6 +10,7 @@
 #define SHEAF_DAEMON_SERVER_H
 
 #include "daemon/config.h"
+#include "daemon/fetch/ahead.h"
 #include "daemon/registry.h"
 #include "proto/wire.h"
 
@@ -52,6 +53,7 @@ struct sheaf_handle {
         struct sheaf_lodging *lodging; /* NULL: opened for figures only */
         const struct sheaf_meter *meter; /* mapped read-only; claims */
         int meter_fd;
+        struct sheaf_ahead ahead;
 };
 
 /* A connection's part in one domain's arena. */

@@ -357,7 +357,9 @@ static int scan_segments(struct sheaf_store *store)
                 return -errno;
         store->unclean = false;
         rc = sheaf_catalog_each_segment(store->catalog, note_known, &known);
-        qsort(known.segments, known.count, sizeof(*known.segments), by_number);
+        if (known.count)
+                qsort(known.segments, known.count, sizeof(*known.segments),
+                        by_number);
         while (!rc && (entry = readdir(dir))) {
                 uint32_t number = segment_number(entry->d_name);
                 char path[32];
@@ -417,8 +419,9 @@ int sheaf_recover(struct sheaf_store *store)
                 rc = scan_plain(store);
         if (rc)
                 return rc;
-        qsort(store->recovered.entries, store->recovered.count,
-                sizeof(*store->recovered.entries), by_serial);
+        if (store->recovered.count)
+                qsort(store->recovered.entries, store->recovered.count,
+                        sizeof(*store->recovered.entries), by_serial);
         /* From here on a stop is unclean until close says otherwise. */
         rc = sheaf_catalog_apply(store->catalog, NULL, 0, &running, 1);
         if (rc == -ENOSPC) {

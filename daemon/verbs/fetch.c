@@ -17,6 +17,7 @@
 #define COPY_BYTES_MAX (UINT64_C(64) << 20)
 #define TEXTS_MAX      32 /* further failures have no text */
 #define TEXT_CAP       400
+#define AHEAD_BYTES_MAX (UINT64_C(64) << 20)
 #define HINTS_MAX      65536 /* queued by all clients; more are ignored */
 
 struct item {
@@ -188,6 +189,20 @@ static int copy_make(struct fetch_call *call)
         return 0;
 }
 
+static void item_fill(struct fetch_call *call, size_t i, uint32_t entry,
+        uint32_t index)
+{
+        struct item *item = &call->items[i];
+
+        item->call = call;
+        item->fetch.version = &call->version->fetch;
+        item->fetch.entry = entry;
+        item->fetch.index = index;
+        item->fetch.residence = &call->lodging->residence;
+        item->fetch.hint = call->hint;
+        item->fetch.done = item_done;
+}
+
 /* Fills the items from the request; -EINVAL when one is not in the listing. */
 static int items_fill(struct fetch_call *call, const Sheaf__Fetch *fetch)
 {
@@ -196,20 +211,13 @@ static int items_fill(struct fetch_call *call, const Sheaf__Fetch *fetch)
         for (size_t i = 0; i < fetch->n_item; i++) {
                 uint64_t entry = fetch->item[i] >> 24;
                 uint64_t index = fetch->item[i] & 0xffffff;
-                struct item *item = &call->items[i];
 
                 if (entry >= listing->entry_count ||
                         !sheaf_listing_is_file(listing, (uint32_t)entry) ||
                         index >= sheaf_chunk_count(
                                          listing->entries[entry].size_bytes))
                         return -EINVAL;
-                item->call = call;
-                item->fetch.version = &call->version->fetch;
-                item->fetch.entry = (uint32_t)entry;
-                item->fetch.index = (uint32_t)index;
-                item->fetch.residence = &call->lodging->residence;
-                item->fetch.hint = fetch->hint;
-                item->fetch.done = item_done;
+                item_fill(call, i, (uint32_t)entry, (uint32_t)index);
         }
         call->count = fetch->n_item;
         return 0;
@@ -229,23 +237,47 @@ static void start(struct fetch_call *call, uint64_t deadline_ms)
 }
 
 static struct fetch_call *call_new(struct sheaf_conn *conn,
-        struct sheaf_handle *h, const Sheaf__Fetch *fetch)
+        struct sheaf_handle *h, size_t count, bool hint)
 {
         struct fetch_call *call = calloc(1,
-                sizeof(*call) + fetch->n_item * sizeof(call->items[0]));
+                sizeof(*call) + count * sizeof(call->items[0]));
 
         if (!call)
                 return NULL;
         call->daemon = conn->daemon;
         call->version = h->version;
         call->lodging = h->lodging;
-        call->hint = fetch->hint;
-        call->copy = fetch->copy && !fetch->hint;
+        call->hint = hint;
         call->copy_fd = -1;
         uv_timer_init(conn->daemon->loop, &call->deadline);
         call->deadline.data = call;
         h->version->handles++;
         return call;
+}
+
+/* Fetches what a reader in listing order will ask for next. */
+static void read_ahead(struct sheaf_conn *conn, struct sheaf_handle *h,
+        const Sheaf__Fetch *fetch)
+{
+        uint64_t last = fetch->item[fetch->n_item - 1];
+        struct sheaf_ahead_item items[SHEAF_AHEAD_CHUNKS_MAX];
+        struct fetch_call *call;
+        size_t count = sheaf_ahead_miss(&h->ahead,
+                &h->version->fetch.listing, (uint32_t)(last >> 24),
+                (uint32_t)(last & 0xffffff),
+                SHEAF_MIN(AHEAD_BYTES_MAX,
+                        conn->daemon->config->memory_bytes / 16),
+                items);
+
+        if (!count)
+                return;
+        call = call_new(conn, h, count, true);
+        if (!call)
+                return;
+        for (size_t i = 0; i < count; i++)
+                item_fill(call, i, items[i].entry, items[i].index);
+        call->count = count;
+        start(call, conn->daemon->config->deadline_ms);
 }
 
 void sheaf_verb_fetch(struct sheaf_conn *conn, struct sheaf_wire_msg *msg)
@@ -273,11 +305,12 @@ void sheaf_verb_fetch(struct sheaf_conn *conn, struct sheaf_wire_msg *msg)
                         return;
                 }
         }
-        call = call_new(conn, h, fetch);
+        call = call_new(conn, h, fetch->n_item, fetch->hint);
         if (!call) {
                 sheaf_conn_error(conn, id, -ENOMEM, "out of memory");
                 return;
         }
+        call->copy = fetch->copy && !fetch->hint;
         rc = items_fill(call, fetch);
         if (!rc && call->copy)
                 rc = copy_make(call);
@@ -298,4 +331,6 @@ void sheaf_verb_fetch(struct sheaf_conn *conn, struct sheaf_wire_msg *msg)
         if (!deadline_ms || deadline_ms > conn->daemon->config->deadline_ms)
                 deadline_ms = conn->daemon->config->deadline_ms;
         start(call, deadline_ms);
+        if (!fetch->hint && !conn->closing)
+                read_ahead(conn, h, fetch);
 }
