@@ -12,6 +12,7 @@
 #include "daemon/store/arena_impl.h"
 
 #define PINNED_PERCENT_MAX 75
+#define ORPHANS_MAX        65536
 
 /* Room for @count killed words, at most half full. */
 static int killed_reserve(struct sheaf_killed *killed, uint64_t count)
@@ -157,18 +158,40 @@ int sheaf_reclaim_segs(struct sheaf_arena *arena, const uint32_t *segs,
         return 0;
 }
 
+/* Those that were named again, or went, need no memory. */
+static void orphans_compact(struct sheaf_arena *arena)
+{
+        uint32_t n = 0;
+
+        for (uint32_t i = 0; i < arena->orphan_count; i++) {
+                struct sheaf_block_slot *slot =
+                        sheaf_block_at(arena, arena->orphans[i]);
+
+                if (slot->state == SHEAF_BLOCK_LIVE && !sheaf_block_named(slot))
+                        arena->orphans[n++] = arena->orphans[i];
+        }
+        arena->orphan_count = n;
+}
+
+/* One that finds no room goes with its segment. */
 static void orphan_add(struct sheaf_arena *arena, sheaf_block block)
 {
+        if (arena->orphan_count == arena->orphan_cap)
+                orphans_compact(arena);
         if (arena->orphan_count == arena->orphan_cap) {
                 uint32_t cap = arena->orphan_cap ? 2 * arena->orphan_cap : 64;
-                uint32_t *p = realloc(arena->orphans, cap * sizeof(*p));
+                uint32_t *p;
 
-                if (!p)
-                        return; /* goes with its segment */
-                arena->orphans = p;
-                arena->orphan_cap = cap;
+                if (cap > ORPHANS_MAX)
+                        cap = ORPHANS_MAX;
+                p = realloc(arena->orphans, cap * sizeof(*p));
+                if (p) {
+                        arena->orphans = p;
+                        arena->orphan_cap = cap;
+                }
         }
-        arena->orphans[arena->orphan_count++] = block;
+        if (arena->orphan_count < arena->orphan_cap)
+                arena->orphans[arena->orphan_count++] = block;
 }
 
 void sheaf_reclaim_blocks(

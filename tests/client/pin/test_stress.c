@@ -10,9 +10,10 @@
 #include <sys/wait.h>
 #include <time.h>
 
-#define CLIENTS    3
+#define CLIENTS    2
 #define CHUNKS     60000
-#define HOT        64 /* evicted again and again while they are read */
+#define HOT        4  /* evicted again and again while they are read */
+#define BURST      16 /* readings of hot ones in a row */
 #define HELD       16
 #define LIMIT_SECS 240
 #define MET_LEAST  1000
@@ -34,46 +35,84 @@ static struct client clients[CLIENTS];
 
 static uint32_t len_small(uint64_t chunk)
 {
+        if (chunk < HOT)
+                return 64;
         return chunk % 512 == 511 ? 300000 : 64 + mix(chunk) % 2000;
+}
+
+struct reader {
+        struct mapped m;
+        struct sheaf_meter *meter;
+        struct sheaf_pin held[HELD];
+        uint64_t chunk_of[HELD];
+};
+
+static void check(bool good)
+{
+        if (!good)
+                atomic_fetch_add(&counts->bad, 1);
+}
+
+static void read_hot(struct reader *r, uint64_t random)
+{
+        struct sheaf_pin pin;
+
+        for (int i = 0; i < BURST; i++) {
+                uint64_t chunk = (random >> i) % HOT;
+
+                if (sheaf_pin_try(&r->m.pinner, r->meter, &r->m.words[chunk],
+                            64, SHEAF_PIN_HELD, &pin) < 0)
+                        continue;
+                check(chunk_good(chunk, pin.bytes, 64));
+                sheaf_unpin(&r->m.pinner, &pin);
+        }
+}
+
+static void copy_one(struct reader *r, uint64_t chunk)
+{
+        uint32_t len = len_small(chunk);
+        uint8_t copy[4096];
+
+        if (len <= sizeof(copy) &&
+                sheaf_pin_copy(&r->m.pinner, r->meter, &r->m.words[chunk], len,
+                        copy, 0, len) == 0)
+                check(chunk_good(chunk, copy, len));
+}
+
+/* What was held for a while must still be the same. */
+static void hold_another(struct reader *r, uint32_t slot, uint64_t chunk)
+{
+        struct sheaf_pin *pin = &r->held[slot];
+
+        if (pin->slot) {
+                check(chunk_good(
+                        r->chunk_of[slot], pin->bytes, pin->len_bytes));
+                sheaf_unpin(&r->m.pinner, pin);
+                pin->slot = NULL;
+        }
+        if (sheaf_pin_try(&r->m.pinner, r->meter, &r->m.words[chunk],
+                    len_small(chunk), SHEAF_PIN_HELD, pin) < 0)
+                return;
+        r->chunk_of[slot] = chunk;
+        check(chunk_good(chunk, pin->bytes, pin->len_bytes));
 }
 
 static void child(int c, uint64_t random)
 {
-        static struct mapped m;
-        struct sheaf_pin held[HELD];
-        uint64_t chunk_of[HELD] = { 0 };
-        uint8_t copy[4096];
+        static struct reader r;
 
-        memset(held, 0, sizeof(held));
-        if (mapped_open(&m, &rig, clients[c].pins, CHUNKS, SHEAF_GIB) < 0)
+        r.meter = &counts->meter[c];
+        if (mapped_open(&r.m, &rig, clients[c].pins, CHUNKS, SHEAF_GIB) < 0)
                 _exit(2);
         for (uint64_t i = 0;; i++) {
-                uint64_t chunk, r = random = mix(random + i);
-                uint32_t slot = i % HELD, len;
-
-                chunk = r % 2 ? (r >> 8) % HOT : (r >> 8) % CHUNKS;
-                len = len_small(chunk);
-                if (r % 5 == 0 && len <= sizeof(copy)) {
-                        if (sheaf_pin_copy(&m.pinner, &counts->meter[c],
-                                    &m.words[chunk], len, copy, 0, len) == 0 &&
-                                !chunk_good(chunk, copy, len))
-                                atomic_fetch_add(&counts->bad, 1);
-                        continue;
-                }
-                if (held[slot].slot) {
-                        /* Held for a while: still the same bytes? */
-                        if (!chunk_good(chunk_of[slot], held[slot].bytes,
-                                    held[slot].len_bytes))
-                                atomic_fetch_add(&counts->bad, 1);
-                        sheaf_unpin(&m.pinner, &held[slot]);
-                        held[slot].slot = NULL;
-                }
-                if (sheaf_pin_try(&m.pinner, &counts->meter[c], &m.words[chunk],
-                            len, SHEAF_PIN_HELD, &held[slot]) < 0)
-                        continue;
-                chunk_of[slot] = chunk;
-                if (!chunk_good(chunk, held[slot].bytes, len))
-                        atomic_fetch_add(&counts->bad, 1);
+                random = mix(random + i);
+                read_hot(&r, random);
+                if (i % 8 == 0)
+                        hold_another(&r, i / 8 % HELD,
+                                random % 4 ? (random >> 8) % CHUNKS
+                                           : (random >> 8) % HOT);
+                if (i % 16 == 1)
+                        copy_one(&r, (random >> 8) % CHUNKS);
         }
 }
 
@@ -119,10 +158,10 @@ static uint64_t replace_some(uint64_t random)
 {
         for (int i = 0; i < 64; i++) {
                 uint64_t r = random = mix(random + 1);
-                uint64_t chunk = r % 4 ? (r >> 8) % HOT : (r >> 8) % CHUNKS;
+                uint64_t chunk = r % 8 ? (r >> 8) % HOT : (r >> 8) % CHUNKS;
 
                 if (resident(&rig, chunk)) {
-                        if (r % 4)
+                        if (r % 8)
                                 (void)sheaf_table_evict(rig.table, chunk);
                         continue;
                 }
@@ -150,7 +189,7 @@ Test(pin_stress, evicted_and_killed, .timeout = 900)
                 start(c, (uint64_t)c);
         for (uint64_t turn = 0; time(NULL) - begin < limit; turn++) {
                 random = replace_some(random);
-                if (turn % 2000 == 1999) {
+                if (turn % 300 == 299) {
                         int c = (int)(mix(random) % CLIENTS);
 
                         end(c);
