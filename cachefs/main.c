@@ -419,6 +419,7 @@ int main(int argc, char **argv)
                 return (int)fail(EXIT_INTERNAL, "fork: %s", strerror(errno));
         if (pid) {
                 close(verdict[1]);
+                free_args(&args);
                 return wait_verdict(verdict[0]);
         }
         close(verdict[0]);

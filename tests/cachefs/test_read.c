@@ -367,6 +367,52 @@ Test(read, waiting_blocks_nobody)
         mounted_remove(&m);
 }
 
+/* Readers that are killed while their answers come: each request is answered
+ * once, by the worker or by the interrupt, and no view is lost. */
+Test(read, interrupts_and_answers_race)
+{
+        enum {
+                ROUNDS = 400,
+                READERS = 4
+        };
+        pid_t pids[READERS];
+
+        stamp_file(at(m.origin, "f"), 1, 1 << 20);
+        mounted_start(&m);
+        m.fake.shared->never_memory = 1;
+        m.fake.shared->delay_ms = 1;
+        for (int round = 0; round < ROUNDS; round++) {
+                for (int i = 0; i < READERS; i++) {
+                        pids[i] = fork();
+                        if (!pids[i]) {
+                                int fd = open(
+                                        at(m.dir, "f"), O_RDONLY | O_DIRECT);
+                                void *buf;
+
+                                if (posix_memalign(&buf, 4096, 65536))
+                                        _exit(1);
+                                while (pread(fd, buf, 65536, i * 65536) ==
+                                        65536)
+                                        ;
+                                _exit(1);
+                        }
+                }
+                usleep((unsigned int)round * 7);
+                for (int i = 0; i < READERS; i++) {
+                        int status;
+
+                        cr_assert(!kill(pids[i], SIGKILL));
+                        cr_assert_eq(waitpid(pids[i], &status, 0), pids[i]);
+                        cr_assert(WIFSIGNALED(status));
+                }
+        }
+        m.fake.shared->delay_ms = 0;
+        cr_assert_eq(read_all(at(m.dir, "f"), 1, 1 << 20, 4096, 0), 0);
+        mounted_stop(&m);
+        cr_assert_eq(m.fake.shared->views_out, 0);
+        mounted_remove(&m);
+}
+
 Test(read, many_open_files)
 {
         enum {

@@ -70,12 +70,15 @@ static int fake_read(void *arg, uint32_t entry, uint64_t offset_bytes,
         ret_view->pieces = ret_view->inline_pieces_;
         ret_view->piece_count = 2;
         ret_view->len_bytes = len_bytes;
+        atomic_fetch_add(&fake->shared->views_out, 1);
         return 0;
 }
 
 static void fake_release(void *arg, struct sheaf_view *view)
 {
-        (void)arg;
+        struct fake_dataset *fake = arg;
+
+        atomic_fetch_sub(&fake->shared->views_out, 1);
         free(view->heap_);
         view->heap_ = NULL;
 }

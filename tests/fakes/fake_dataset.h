@@ -10,6 +10,7 @@
 struct fake_shared {
         _Atomic uint64_t op[SHEAF_METER_OPS];
         _Atomic uint64_t reads_waited; /* reads with wait */
+        _Atomic uint64_t views_out;    /* not released yet */
         _Atomic uint64_t plain_open;   /* leases out */
         _Atomic int fail_rc;           /* each read fails so, if not 0 */
         _Atomic int delay_ms;          /* of each waiting read */
