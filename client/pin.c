@@ -10,7 +10,7 @@
  *
  * Locks: registry_lock guards the list of live pinners, so that a thread's
  * spare bytes never go back to one that is gone. It is taken by init, fini,
- * a thread's first use, its change to another pinner, and its end. */
+ * a thread's change to another pinner and its end, and around forks. */
 #include "client/pin.h"
 
 #include <pthread.h>
@@ -32,12 +32,12 @@ static pthread_once_t thread_once = PTHREAD_ONCE_INIT;
 static pthread_key_t thread_key;
 static bool thread_key_made;
 
-static void lock_registry(void)
+void sheaf_pinners_lock(void)
 {
         pthread_mutex_lock(&registry_lock);
 }
 
-static void unlock_registry(void)
+void sheaf_pinners_unlock(void)
 {
         pthread_mutex_unlock(&registry_lock);
 }
@@ -51,12 +51,12 @@ static void settle_spare(void)
 
         if (!me->pinner_id)
                 return;
-        lock_registry();
+        sheaf_pinners_lock();
         for (struct sheaf_pinner *p = registry; p; p = p->next)
                 if (p->id == me->pinner_id)
                         atomic_fetch_sub_explicit(&p->charged_bytes,
                                 me->spare_bytes, memory_order_release);
-        unlock_registry();
+        sheaf_pinners_unlock();
         me->spare_bytes = 0;
         me->pinner_id = 0;
 }
@@ -77,8 +77,6 @@ static void thread_end(void *arg)
 static void make_key(void)
 {
         thread_key_made = pthread_key_create(&thread_key, thread_end) == 0;
-        /* A child must not inherit the lock taken by another thread. */
-        (void)pthread_atfork(lock_registry, unlock_registry, unlock_registry);
 }
 
 /* The lowest free stripe, so that marks stay low; with none left, and
@@ -245,24 +243,24 @@ int sheaf_pinner_init(struct sheaf_pinner *pinner, struct sheaf_hazard *hazard,
         pinner->map = *map;
         pinner->owner = owner;
         atomic_init(&pinner->grant_bytes, grant_bytes);
-        lock_registry();
+        sheaf_pinners_lock();
         pinner->id = ++last_id;
         atomic_store_explicit(owner, pinner->id, memory_order_relaxed);
         pinner->next = registry;
         registry = pinner;
-        unlock_registry();
+        sheaf_pinners_unlock();
         return 0;
 }
 
 void sheaf_pinner_fini(struct sheaf_pinner *pinner)
 {
-        lock_registry();
+        sheaf_pinners_lock();
         for (struct sheaf_pinner **at = &registry; *at; at = &(*at)->next)
                 if (*at == pinner) {
                         *at = pinner->next;
                         break;
                 }
-        unlock_registry();
+        sheaf_pinners_unlock();
         munmap((void *)(uintptr_t)pinner->owner, OWNER_PAGE_BYTES);
 }
 
@@ -270,14 +268,4 @@ void sheaf_pinner_set_grant(struct sheaf_pinner *pinner, uint64_t grant_bytes)
 {
         atomic_store_explicit(
                 &pinner->grant_bytes, grant_bytes, memory_order_relaxed);
-}
-
-void sheaf_pinners_lock(void)
-{
-        pthread_mutex_lock(&registry_lock);
-}
-
-void sheaf_pinners_unlock(void)
-{
-        pthread_mutex_unlock(&registry_lock);
 }
