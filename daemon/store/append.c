@@ -7,8 +7,8 @@
  *  2 buffers of a segment are disjoint, whole pages: no page that holds a
  *    published record is written again
  *  3 a new generation is durable in the header before a segment is OPEN
- *  4 a segment is sealed when its last buffer is on disk; room for the
- *    summary is kept free at all times
+ *  4 a segment is sealed when its last buffer is on disk and synced: a valid
+ *    summary proves that its records are durable; room for it is kept free
  *  5 a failed write closes the segment: what follows goes to another */
 #include "daemon/store/private.h"
 
@@ -31,7 +31,7 @@ struct sealing {
         struct sheaf_disk_io io;
         struct sheaf_store *store;
         struct sheaf_segment *segment;
-        bool written;
+        unsigned int step; /* sync, write, sync */
 };
 
 static void fill(struct sheaf_store *store, struct sheaf_group *group);
@@ -238,8 +238,12 @@ static void seal_done(struct sheaf_disk_io *io, int rc)
         struct sheaf_store *store = sealing->store;
         struct sheaf_segment *segment = sealing->segment;
 
-        if (!rc && !sealing->written) {
-                sealing->written = true;
+        if (!rc && sealing->step++ == 0) {
+                io->op = SHEAF_DISK_WRITE;
+                sheaf_disk_submit(store->disk, io);
+                return;
+        }
+        if (!rc && sealing->step == 2) {
                 store->stats.container_written_bytes += io->len_bytes;
                 io->op = SHEAF_DISK_SYNC;
                 sheaf_disk_submit(store->disk, io);
@@ -309,7 +313,7 @@ static void seal(struct sheaf_store *store, struct sheaf_segment *segment)
         }
         sealing->store = store;
         sealing->segment = segment;
-        sealing->io.op = SHEAF_DISK_WRITE;
+        sealing->io.op = SHEAF_DISK_SYNC;
         sealing->io.fd = segment->file.fd;
         sealing->io.fixed = -1;
         sealing->io.buf = summary;
@@ -320,13 +324,17 @@ static void seal(struct sheaf_store *store, struct sheaf_segment *segment)
         sheaf_disk_submit(store->disk, &sealing->io);
 }
 
-static void seal_begin(struct sheaf_store *store, struct sheaf_group *group)
+void sheaf_segment_seal(
+        struct sheaf_store *store, struct sheaf_segment *segment)
 {
-        struct sheaf_segment *segment = sheaf_steal(&group->append.segment);
-
         segment->state = SHEAF_SEGMENT_SEALING;
         if (segment->busy == 0)
                 seal(store, segment);
+}
+
+static void seal_begin(struct sheaf_store *store, struct sheaf_group *group)
+{
+        sheaf_segment_seal(store, sheaf_steal(&group->append.segment));
 }
 
 void sheaf_segment_unbusy(

@@ -408,3 +408,36 @@ uint64_t sheaf_catalog_entries(struct sheaf_catalog *catalog)
         mdb_txn_reset(catalog->reader);
         return stat.ms_entries;
 }
+
+size_t sheaf_catalog_scan(struct sheaf_catalog *catalog,
+        const struct sheaf_digest *after, struct sheaf_pending_item *ret_items,
+        size_t max)
+{
+        struct sheaf_digest from = *after;
+        MDB_val key = { sizeof(from), &from }, value;
+        MDB_cursor *cursor;
+        size_t n = 0;
+        int rc;
+
+        if (mdb_txn_renew(catalog->reader))
+                return 0;
+        rc = mdb_cursor_open(catalog->reader, catalog->digests, &cursor);
+        if (!rc) {
+                rc = mdb_cursor_get(cursor, &key, &value, MDB_SET_RANGE);
+                if (!rc && !memcmp(key.mv_data, after, sizeof(*after)))
+                        rc = mdb_cursor_get(cursor, &key, &value, MDB_NEXT);
+                while (!rc && n < max) {
+                        if (key.mv_size == sizeof(from) &&
+                                value.mv_size == sizeof(struct sheaf_place)) {
+                                memcpy(&ret_items[n].digest, key.mv_data,
+                                        key.mv_size);
+                                memcpy(&ret_items[n++].place, value.mv_data,
+                                        value.mv_size);
+                        }
+                        rc = mdb_cursor_get(cursor, &key, &value, MDB_NEXT);
+                }
+                mdb_cursor_close(cursor);
+        }
+        mdb_txn_reset(catalog->reader);
+        return n;
+}

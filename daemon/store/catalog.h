@@ -37,6 +37,11 @@ SHEAF_MUST_CHECK int sheaf_catalog_apply(struct sheaf_catalog *catalog,
         const struct sheaf_catalog_segment *segments, size_t segment_count);
 SHEAF_MUST_CHECK int sheaf_catalog_grow(struct sheaf_catalog *catalog);
 
+/* Copies up to @max entries after @after in digest order; their number. */
+size_t sheaf_catalog_scan(struct sheaf_catalog *catalog,
+        const struct sheaf_digest *after, struct sheaf_pending_item *ret_items,
+        size_t max);
+
 int sheaf_catalog_each_segment(struct sheaf_catalog *catalog,
         int (*each)(void *arg, const struct sheaf_catalog_segment *segment),
         void *arg);

@@ -138,6 +138,9 @@ void sheaf_append_drop(struct sheaf_store *store, struct sheaf_group *group);
 void sheaf_append_distrust(
         struct sheaf_store *store, const struct sheaf_segment *segment);
 void sheaf_append_deinit(struct sheaf_store *store);
+/* Writes the summary as soon as nothing else is in flight. */
+void sheaf_segment_seal(
+        struct sheaf_store *store, struct sheaf_segment *segment);
 /* One user less; a segment that waits to be sealed goes on. */
 void sheaf_segment_unbusy(
         struct sheaf_store *store, struct sheaf_segment *segment);
@@ -293,6 +296,13 @@ void sheaf_recover_version(
 bool sheaf_recover_step(struct sheaf_store *store);
 void sheaf_recover_deinit(struct sheaf_store *store);
 
+/* ---- cleaning behind (check.c) ---- */
+
+/* Begins the check of one unchecked container, unless one is under way. */
+void sheaf_check_step(struct sheaf_store *store);
+/* Removes some entries of dead places from the catalog when they are many. */
+void sheaf_catalog_sweep(struct sheaf_store *store);
+
 /* ---- the store ---- */
 
 struct sheaf_store {
@@ -339,6 +349,9 @@ struct sheaf_store {
         struct sheaf_store_read **wait_tail[SHEAF_BUFFER_CLASSES];
 
         struct sheaf_recovered recovered;
+        bool check_running;
+        struct sheaf_digest sweep_after; /* catalog sweep's position */
+        bool sweep_running;
         void *sweep;           /* DIR * of the cleaning behind, or NULL */
         unsigned int sweep_at; /* which directory; past the last: done */
         struct sheaf_store_stats stats;

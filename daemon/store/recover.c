@@ -231,15 +231,17 @@ static int rebuild(
         if (walk(store, segment, fd) == -ENOMEM)
                 return -ENOMEM;
         segment->state = SHEAF_SEGMENT_SEALED;
-        segment->unchecked =
-                store->unclean && (rc || segment->records != summed);
+        /* A summary is written after its records were synced: what it does
+         * not tell is unchecked, however the daemon has ended since. */
+        segment->unchecked = rc || segment->records != summed;
         segment->synced = !segment->unchecked;
         store->stats.recovered_chunks += segment->records;
         group = sheaf_group_get(store, segment->group);
         if (!segment->records) {
                 segment->state = SHEAF_SEGMENT_FREE;
                 segment->generation++;
-        } else if (!store->unclean && group && !group->append.segment &&
+        } else if (!store->unclean && !segment->unchecked && group &&
+                   !group->append.segment &&
                    segment->end_bytes % SHEAF_DISK_PAGE == 0 &&
                    segment->end_bytes +
                                    sheaf_disk_summary_bytes(segment->records) +
@@ -286,8 +288,10 @@ static int open_segment(struct sheaf_store *store, const struct known *known,
         segment->group = header.group;
         segment->disk_bytes = (uint64_t)st.st_blocks * 512;
         store->segment_disk_bytes += segment->disk_bytes;
-        found = bsearch(
-                &key, known->segments, known->count, sizeof(key), by_number);
+        found = NULL;
+        if (known->count)
+                found = bsearch(&key, known->segments, known->count,
+                        sizeof(key), by_number);
         if (found && found->generation == header.generation) {
                 segment->state = SHEAF_SEGMENT_SEALED;
                 segment->cataloged = segment->synced = true;

@@ -55,7 +55,10 @@ static void on_tick(uv_timer_t *timer)
 
         sheaf_append_flush(store, SHEAF_FLUSH_IDLE_NS);
         sheaf_places_commit(store, false);
-        (void)sheaf_recover_step(store);
+        if (sheaf_recover_step(store))
+                return;
+        sheaf_check_step(store);
+        sheaf_catalog_sweep(store);
 }
 
 static void on_deferred(uv_idle_t *idle);

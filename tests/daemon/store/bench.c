@@ -29,7 +29,7 @@ static double cpu_s(void)
 
         getrusage(RUSAGE_SELF, &u);
         return (double)(u.ru_utime.tv_sec + u.ru_stime.tv_sec) +
-                (double)(u.ru_utime.tv_usec + u.ru_stime.tv_usec) / 1e6;
+               (double)(u.ru_utime.tv_usec + u.ru_stime.tv_usec) / 1e6;
 }
 
 static void issue(struct bench *b, struct slot *slot);
@@ -70,8 +70,9 @@ static void show(const char *what, double bytes, uint64_t count,
 
 static void read_all(struct kit *kit, struct kit_version *v)
 {
-        struct bench b = { .kit = kit, .v = v,
-                .count = v->listing.chunk_count };
+        struct bench b = {
+                .kit = kit, .v = v, .count = v->listing.chunk_count
+        };
         unsigned int seed = 1;
         int64_t start_ns;
         double cpu;

@@ -224,3 +224,53 @@ Test(recover, generation_is_not_continued_after_a_kill)
         kit_end(&kit);
         kit_version_end(&v);
 }
+
+Test(recover, unchecked_segments_are_hashed_behind)
+{
+        struct kit kit;
+        struct kit_version v;
+        uint64_t sizes[300];
+        struct sheaf_place place;
+        char path[128];
+        int status, fd;
+        pid_t pid;
+
+        sizes_of(sizes, 300, 5);
+        kit_begin(&kit, 128 * SHEAF_MIB);
+        kit_version(&kit, &v, 1, 7, sizes, 300, 1);
+        kit_close(&kit);
+        pid = fork();
+        if (pid == 0)
+                child(&kit.config, &v);
+        usleep(700000);
+        kill(pid, SIGKILL);
+        cr_assert_eq(waitpid(pid, &status, 0), pid);
+        kit_open(&kit);
+        kit_version_reopen(&kit, &v, 7);
+        cr_assert_gt(kit_stats(&kit).unchecked_containers, 0);
+        cr_assert_gt(sheaf_version_known(v.version), 250);
+        /* A clean stop clears nothing. */
+        kit_close(&kit);
+        kit_open(&kit);
+        kit_version_reopen(&kit, &v, 7);
+        cr_assert(sheaf_segment_at(kit.store, 1)->unchecked);
+        kit_container(&kit, &v, 1, path, &place);
+        fd = open(path, O_RDWR | O_CLOEXEC);
+        cr_assert_eq(
+                pwrite(fd, "\x55\xaa", 2, (off_t)place.offset_bytes + 128), 2);
+        close(fd);
+        for (int i = 0; i < 60 && kit_stats(&kit).unchecked_containers; i++)
+                kit_wait_ms(&kit, 50);
+        cr_assert_eq(kit_stats(&kit).bad_payloads, 1);
+        cr_assert_eq(kit_read(&kit, &v, 1), -ENOENT);
+        cr_assert_eq(kit_read(&kit, &v, 2), 0);
+        kit_close(&kit);
+        kit_open(&kit);
+        for (uint32_t n = 1; n <= kit.store->segment_top; n++) {
+                struct sheaf_segment *s = sheaf_segment_at(kit.store, n);
+
+                cr_assert(!s || !s->unchecked);
+        }
+        kit_end(&kit);
+        kit_version_end(&v);
+}
