@@ -13,8 +13,9 @@
  * Threads: every function may be called from any thread; one object must not
  * be closed while another call uses it. Fork: a child may use views that it
  * inherited and may open sessions; inherited sessions reconnect by
- * themselves. Errors: 0 or positive, or a negative errno;
- * sheaf_last_error() has the text of the calling thread's last failure. */
+ * themselves. exec: no descriptor is passed on. Errors: 0 or positive, or a
+ * negative errno; sheaf_last_error() has the text of the calling thread's last
+ * failure. */
 #ifndef SHEAF_H
 #define SHEAF_H
 
@@ -162,6 +163,7 @@ struct sheaf_stats {
         uint64_t copies, copy_bytes;
         uint64_t rechecks; /* pins lost to eviction and retried */
         uint64_t wait_ns;  /* time blocked on misses */
+        /* Held, or set aside by threads for their next pins; the most. */
         uint64_t pinned_bytes, grant_bytes;
         uint64_t reconnects;
 };
