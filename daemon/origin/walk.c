@@ -409,7 +409,9 @@ static int list_dir(struct walker *w, uint32_t dir)
         if (!rc)
                 rc = open_dir(w, &fd);
         if (!rc)
-                return take_dir(w, fd, dir);
+                rc = take_dir(w, fd, dir);
+        if (!rc)
+                return 0;
         if (!dir)
                 return rc; /* without its root there is no tree */
         switch (rc) {
@@ -418,7 +420,8 @@ static int list_dir(struct walker *w, uint32_t dir)
                 w->summary->unreadable_dirs++;
                 name_first(w, "", w->summary->first_unreadable);
                 return 0;
-        case -ENOENT: /* gone, or something else now */
+        case -ENOENT: /* gone, maybe since it was opened, or another thing now
+                       */
         case -ELOOP:
         case -EXDEV:
                 return 0;

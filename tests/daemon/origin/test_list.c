@@ -4,10 +4,13 @@
 
 #include <criterion/criterion.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdio.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/sysmacros.h>
 #include <sys/un.h>
+#include <sys/wait.h>
 
 static struct tree tree;
 
@@ -378,6 +381,8 @@ Test(origin_list, a_tree_that_changes_during_the_walk)
         tree_dir(&tree, "d");
         tree_file(&tree, "d/stays", 5);
         churner = fork();
+        if (!churner)
+                prctl(PR_SET_PDEATHSIG, SIGKILL); /* of a test that fails */
         for (unsigned int i = 0; !churner; i++) {
                 sprintf(name, "d/t%u", i % 50);
                 if (i % 100 < 50)
@@ -395,5 +400,6 @@ Test(origin_list, a_tree_that_changes_during_the_walk)
                 tree_find(&tree, "d/stays");
         }
         kill(churner, SIGKILL);
+        waitpid(churner, NULL, 0);
         tree_free(&tree);
 }

@@ -7,6 +7,7 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 
 static struct tree tree;
@@ -486,6 +487,8 @@ Test(origin_read, a_swapped_directory_never_leads_out)
         tree_path(&tree, "d", inside);
         tree_path(&tree, "aside", aside);
         swapper = fork();
+        if (!swapper)
+                prctl(PR_SET_PDEATHSIG, SIGKILL); /* of a test that fails */
         while (!swapper) {
                 rename(inside, aside);
                 if (symlink(outside, inside))
