@@ -22,6 +22,7 @@
 #define TICK_MAX_MS        500
 #define HOLD_OFF_FIRST_NS  (50 * SHEAF_NS_PER_MS)
 #define HOLD_OFF_DOUBLINGS 6
+#define BARREN_MAX         3 /* readers, then waiting requests are failed */
 #define PROBE_SAMPLES      16
 
 static void pump(struct sheaf_origin *origin);
@@ -122,6 +123,26 @@ static void tell_failed(struct sheaf_origin *origin)
 
 /* ---- readers ---- */
 
+static void fail_waiting(struct sheaf_origin *origin, int rc)
+{
+        struct sheaf_read_priv *priv;
+
+        while ((priv = TAILQ_FIRST(&origin->queue))) {
+                TAILQ_REMOVE(&origin->queue, priv, entry);
+                origin->queued--;
+                sheaf_origin_fail_later(priv, rc);
+        }
+        if (origin->list && !origin->list->sent) {
+                origin->list->failed = true;
+                origin->list->rc = rc;
+        }
+        if (origin->probe && !origin->probe->sent) {
+                origin->probe->failed = true;
+                origin->probe->rc = rc;
+        }
+        sheaf_origin_kick(origin);
+}
+
 static void call_lost(struct sheaf_call_priv *priv, bool hung)
 {
         if (!priv || !priv->sent || priv->failed)
@@ -185,6 +206,8 @@ void sheaf_origin_reader_lost(struct sheaf_reader *reader, bool hung)
         reads_lost(origin, reader, hung);
         call_lost(origin->list, hung);
         call_lost(origin->probe, hung);
+        if (origin->barren >= BARREN_MAX)
+                fail_waiting(origin, -EIO);
         if (reader->exited)
                 sheaf_origin_reader_exited(reader);
         sheaf_origin_kick(origin);
@@ -335,26 +358,6 @@ static bool wants_reader(const struct sheaf_origin *origin)
         return !TAILQ_EMPTY(&origin->queue) ||
                (origin->list && !origin->list->sent) ||
                (origin->probe && !origin->probe->sent);
-}
-
-static void fail_waiting(struct sheaf_origin *origin, int rc)
-{
-        struct sheaf_read_priv *priv;
-
-        while ((priv = TAILQ_FIRST(&origin->queue))) {
-                TAILQ_REMOVE(&origin->queue, priv, entry);
-                origin->queued--;
-                sheaf_origin_fail_later(priv, rc);
-        }
-        if (origin->list && !origin->list->sent) {
-                origin->list->failed = true;
-                origin->list->rc = rc;
-        }
-        if (origin->probe && !origin->probe->sent) {
-                origin->probe->failed = true;
-                origin->probe->rc = rc;
-        }
-        sheaf_origin_kick(origin);
 }
 
 /* ---- time ---- */

@@ -292,6 +292,8 @@ void sheaf_reader_kill(struct sheaf_reader *reader)
                 sheaf_log_rc(-errno, SHEAF_LOG_ERROR, "reader-kill", "pid=%d",
                         reader->pid);
         uv_close((uv_handle_t *)&reader->sock_poll, on_close);
+        /* A loop that ends waits for the process to be gone. */
+        uv_ref((uv_handle_t *)&reader->pid_poll);
 }
 
 void sheaf_reader_settle(struct sheaf_reader *reader)
