@@ -95,6 +95,10 @@ static int load(void *arg, const char *key, const void *value,
                 free(grant);
                 return 0;
         }
+        if (sheaf_record_terminate(&grant->record->dir)) {
+                grant_free(grant);
+                return -ENOMEM;
+        }
         LIST_INSERT_HEAD(&grants->list, grant, link);
         grant->rc = grant_listen(grants, grant);
         if (grant->rc)

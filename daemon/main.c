@@ -24,6 +24,7 @@
 #include <sys/stat.h>
 
 #define NOFILE_MAX 1048576
+#define GRACE_MS   2000
 
 static void raise_limits(void)
 {
@@ -165,6 +166,23 @@ static void on_signal(uv_signal_t *handle, int number)
         uv_stop(handle->loop);
 }
 
+static void on_grace(uv_timer_t *timer)
+{
+        uv_stop(timer->loop);
+}
+
+/* Lets handles close and readers end, for GRACE_MS at most: one that hangs
+ * in a dead origin is left to the kernel. */
+static void wind_down(uv_loop_t *loop)
+{
+        static uv_timer_t grace;
+
+        uv_timer_init(loop, &grace);
+        uv_timer_start(&grace, on_grace, GRACE_MS, 0);
+        uv_unref((uv_handle_t *)&grace);
+        uv_run(loop, UV_RUN_DEFAULT);
+}
+
 static void close_walk(uv_handle_t *handle, void *arg)
 {
         (void)arg;
@@ -224,7 +242,12 @@ static int serve(const struct sheaf_config *config, int ready_fd)
                         leave_terminal(config, ready_fd);
                 uv_run(&loop, UV_RUN_DEFAULT);
         }
+        if (uv_is_active((uv_handle_t *)&term)) {
+                uv_close((uv_handle_t *)&term, NULL);
+                uv_close((uv_handle_t *)&intr, NULL);
+        }
         stop(&d);
+        wind_down(&loop);
         uv_walk(&loop, close_walk, NULL);
         uv_run(&loop, UV_RUN_DEFAULT);
         uv_loop_close(&loop);

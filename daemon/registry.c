@@ -40,6 +40,19 @@ int sheaf_registry_save(struct sheaf_reg_dataset *dataset)
         return sheaf_store_put(dataset->registry->store, key, data, len);
 }
 
+/* Bytes that are used as text get a NUL behind them, which decoding does not
+ * give. */
+int sheaf_record_terminate(ProtobufCBinaryData *bytes)
+{
+        uint8_t *grown = realloc(bytes->data, bytes->len + 1);
+
+        if (!grown)
+                return -ENOMEM;
+        grown[bytes->len] = 0;
+        bytes->data = grown;
+        return 0;
+}
+
 static struct sheaf_reg_dataset *dataset_new(struct sheaf_registry *registry,
         SheafRecord__Dataset *record)
 {
@@ -68,7 +81,9 @@ static int load_record(void *arg, const char *key, const void *value,
                         "key=%s", key);
                 return 0;
         }
-        ds = dataset_new(registry, record);
+        ds = sheaf_record_terminate(&record->origin) ?
+                NULL :
+                dataset_new(registry, record);
         if (!ds) {
                 sheaf_record__dataset__free_unpacked(record, NULL);
                 return -ENOMEM;

@@ -188,6 +188,9 @@ struct sheaf_domain *sheaf_registry_domains(struct sheaf_registry *registry);
 struct sheaf_domain *sheaf_registry_domain_of(struct sheaf_registry *registry,
         const struct sheaf_arena *arena);
 
+/* Puts a NUL behind bytes of a decoded record that are used as text. */
+SHEAF_MUST_CHECK int sheaf_record_terminate(ProtobufCBinaryData *bytes);
+
 /* "owner", "group:NAME", "all". */
 void sheaf_registry_share_text(const struct sheaf_reg_dataset *dataset,
         char *buf, size_t cap_bytes);

@@ -324,6 +324,19 @@ static void read_all(struct reader *r)
         putchar('\n');
 }
 
+static void clear(struct reader *r)
+{
+        for (size_t i = 0; i < r->count; i++)
+                free(r->names[i].path);
+        free(r->names);
+        free(r->buf);
+        free(r->other);
+        free(r->lens);
+        free(r->digests);
+        sheaf_hasher_free(r->all);
+        sheaf_hasher_free(r->one);
+}
+
 int main(int argc, char **argv)
 {
         static const struct option options[] = {
@@ -366,6 +379,7 @@ int main(int argc, char **argv)
                 die(name, "%s", sheaf_last_error());
         list_names(&r);
         read_all(&r);
+        clear(&r);
         if (r.dataset)
                 sheaf_dataset_close(r.dataset);
         sheaf_session_free(session);

@@ -93,6 +93,7 @@ struct sheaf_fetcher {
         uv_idle_t pump;
         uv_timer_t settle;
         bool pumping, closing;
+        int open_handles; /* while closing */
         struct bucket buckets[BUCKETS];
         struct flight_list demand, hints, arrived, late, settling;
         uint64_t queued, hints_queued;
@@ -933,7 +934,7 @@ static void closed(uv_handle_t *handle)
 {
         struct sheaf_fetcher *fetcher = handle->data;
 
-        if (handle == (uv_handle_t *)&fetcher->settle)
+        if (--fetcher->open_handles == 0)
                 free(fetcher);
 }
 
@@ -943,6 +944,7 @@ void sheaf_fetcher_free(struct sheaf_fetcher *fetcher)
                 return;
         /* Versions were quiesced before; handles close with the loop. */
         fetcher->closing = true;
+        fetcher->open_handles = 2;
         uv_close((uv_handle_t *)&fetcher->pump, closed);
         uv_close((uv_handle_t *)&fetcher->settle, closed);
 }

@@ -78,6 +78,24 @@ static int commit(struct sheaf_catalog *catalog, MDB_txn *txn)
         return rc;
 }
 
+/* A file that was cut would end in SIGBUS when the map is read. */
+static int check_length(struct sheaf_catalog *catalog)
+{
+        MDB_envinfo info;
+        struct stat st;
+        int fd, rc = mdb_env_get_fd(catalog->env, &fd);
+
+        if (!rc)
+                rc = mdb_env_info(catalog->env, &info);
+        if (rc)
+                return to_errno(rc);
+        if (fstat(fd, &st))
+                return -errno;
+        return (uint64_t)st.st_size / SHEAF_DISK_PAGE > info.me_last_pgno
+                       ? 0
+                       : -EBADMSG;
+}
+
 static int open_tables(struct sheaf_catalog *catalog)
 {
         MDB_txn *txn;
@@ -124,6 +142,8 @@ int sheaf_catalog_open(
         if (!rc)
                 rc = to_errno(mdb_env_open(
                         catalog->env, dir, MDB_NOTLS | MDB_NORDAHEAD, 0600));
+        if (!rc)
+                rc = check_length(catalog);
         if (!rc)
                 rc = open_tables(catalog);
         if (!rc)

@@ -59,8 +59,9 @@ static uint64_t du_versions(const struct sheaf_store *store)
 void sheaf_space_meta(struct sheaf_store *store)
 {
         static const char *const names[] = { ".", "key", "lock", "catalog",
-                "catalog/data.mdb", "catalog/lock.mdb", "segments", "plain",
-                "versions" };
+                "catalog/data.mdb", "catalog/lock.mdb", "catalog.damaged",
+                "catalog.damaged/data.mdb", "catalog.damaged/lock.mdb",
+                "segments", "plain", "versions" };
 
         store->meta_bytes = 0;
         for (size_t i = 0; i < SHEAF_ARRAY_LEN(names); i++)

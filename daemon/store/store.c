@@ -13,10 +13,27 @@
 
 #define TICK_MS      50
 #define COPIES_MAX   8
+#define DRAINS_MAX   1000
 #define CATALOG_MAP  (UINT64_C(1) << 30)
 #define CLOSE_COMMIT 16384 /* fewer are cheaper to read from summaries */
 
 /* ---- open and close ---- */
+
+/* A damaged catalog is put aside: chunks are found again by their segments'
+ * headers, and a restart needs no hand. */
+static int put_aside(struct sheaf_store *store)
+{
+        unlinkat(store->dir_fd, "catalog.damaged/data.mdb", 0);
+        unlinkat(store->dir_fd, "catalog.damaged/lock.mdb", 0);
+        unlinkat(store->dir_fd, "catalog.damaged", AT_REMOVEDIR);
+        if (renameat(
+                    store->dir_fd, "catalog", store->dir_fd, "catalog.damaged"))
+                return -errno;
+        return sheaf_log_rc(0, SHEAF_LOG_ERROR, "store_catalog_damaged",
+                "dir=\"%s\" kept=catalog.damaged remedy=\"datasets must be "
+                "added again; their cached bytes are found again\"",
+                store->dir);
+}
 
 static int open_catalog(struct sheaf_store *store)
 {
@@ -28,15 +45,17 @@ static int open_catalog(struct sheaf_store *store)
         if (n < 0 || (size_t)n >= sizeof(path))
                 return -ENAMETOOLONG;
         rc = sheaf_catalog_open(path, map, &store->catalog);
+        if (rc == -EBADMSG) {
+                rc = put_aside(store);
+                if (!rc)
+                        rc = sheaf_catalog_open(path, map, &store->catalog);
+        }
         if (rc == -ENOMEM)
                 rc = sheaf_catalog_open(
                         path, CATALOG_MAP / 16, &store->catalog);
         if (rc)
                 return sheaf_log_rc(rc, SHEAF_LOG_ERROR, "store_catalog",
-                        "path=\"%s\" remedy=\"if it is damaged, remove that "
-                        "directory: datasets must be added again, cached "
-                        "bytes are found again\"",
-                        path);
+                        "path=\"%s\"", path);
         return 0;
 }
 
@@ -160,11 +179,13 @@ static int open_parts(
         if (store->dir_fd < 0)
                 return -errno;
         rc = sheaf_mac_key(store->dir_fd, key);
-        if (rc == -EBADMSG)
-                sheaf_log_rc(rc, SHEAF_LOG_ERROR, "store_key",
-                        "path=\"%s/key\" remedy=\"remove it: the cache "
-                        "begins anew\"",
+        if (rc == -EBADMSG) {
+                sheaf_log_rc(rc, SHEAF_LOG_ERROR, "store_key_damaged",
+                        "path=\"%s/key\" action=\"the cache begins anew\"",
                         store->dir);
+                unlinkat(store->dir_fd, "key", 0);
+                rc = sheaf_mac_key(store->dir_fd, key);
+        }
         if (!rc)
                 rc = sheaf_mac_new(key, &store->mac);
         if (!rc)
@@ -215,10 +236,38 @@ static void seal_all(struct sheaf_store *store)
         sheaf_disk_drain(store->disk);
 }
 
+/* Reads that wait for a buffer which nobody will give back any more. */
+static void fail_waiting_reads(struct sheaf_store *store)
+{
+        for (int c = 0; c < SHEAF_BUFFER_CLASSES; c++) {
+                struct sheaf_store_read *read = store->wait_reads[c];
+
+                store->wait_reads[c] = NULL;
+                store->wait_tail[c] = &store->wait_reads[c];
+                while (read) {
+                        struct sheaf_store_read *next =
+                                sheaf_read_private(read)->next;
+
+                        sheaf_store_finish_read(store, read, -EIO);
+                        read = next;
+                }
+        }
+}
+
+static bool writes_waiting(const struct sheaf_store *store)
+{
+        for (const struct sheaf_group *g = store->groups; g; g = g->next) {
+                if (g->append.waiting || g->append.buffer)
+                        return true;
+        }
+        return false;
+}
+
 static void sync_versions(struct sheaf_store *store)
 {
         for (struct sheaf_version *v = store->versions; v; v = v->next) {
-                if (fdatasync(v->digests_fd) || fdatasync(v->places_fd))
+                if ((v->digests_fd >= 0 && fdatasync(v->digests_fd)) ||
+                        (v->places_fd >= 0 && fdatasync(v->places_fd)))
                         store->stats.io_errors++;
         }
 }
@@ -233,6 +282,11 @@ void sheaf_store_close(struct sheaf_store *store)
         store->closing = true;
         sheaf_store_flush(store);
         sheaf_disk_drain(store->disk);
+        fail_waiting_reads(store);
+        for (int i = 0; i < DRAINS_MAX && writes_waiting(store); i++) {
+                sheaf_store_flush(store);
+                sheaf_disk_drain(store->disk);
+        }
         if (store->pending.count >= CLOSE_COMMIT)
                 sheaf_places_commit(store, true);
         seal_all(store);

@@ -69,6 +69,26 @@ static int map_file(
         return 0;
 }
 
+/* The same; with a full disk the array lives in memory, for this run. */
+static int map_array(
+        int dir_fd, const char *name, size_t bytes, int *ret_fd, void **ret_map)
+{
+        int rc = map_file(dir_fd, name, bytes, ret_fd, ret_map);
+        void *map;
+
+        if (rc != -ENOSPC && rc != -EDQUOT && rc != -EROFS)
+                return rc;
+        map = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
+                MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (map == MAP_FAILED)
+                return -ENOMEM;
+        *ret_map = map;
+        return sheaf_log_rc(0, SHEAF_LOG_WARN, "store_array_in_memory",
+                "name=%s bytes=%zu remedy=\"free space on the disk of the "
+                "cache\"",
+                name, bytes);
+}
+
 static int by_first_chunk(const void *a, const void *b)
 {
         const struct sheaf_large *x = a, *y = b;
@@ -270,10 +290,10 @@ static int open_arrays(struct sheaf_version *version)
                 (chunks + 1) * sizeof(struct sheaf_digest), SHEAF_DISK_PAGE);
         version->places_bytes = sheaf_round_up(
                 (chunks + 1) * sizeof(struct sheaf_place), SHEAF_DISK_PAGE);
-        rc = map_file(dir_fd, "digests", version->digests_bytes,
+        rc = map_array(dir_fd, "digests", version->digests_bytes,
                 &version->digests_fd, (void **)&version->digests);
         if (!rc)
-                rc = map_file(dir_fd, "places", version->places_bytes,
+                rc = map_array(dir_fd, "places", version->places_bytes,
                         &version->places_fd, (void **)&version->places);
         if (rc)
                 return rc;
