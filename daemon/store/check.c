@@ -74,7 +74,7 @@ static void check_done(struct sheaf_disk_io *io, int rc)
                         .offset_bytes = entry->offset_bytes,
                 };
 
-                if (!check->wrong[i] || !sheaf_places_alive(store, &place))
+                if (!check->wrong[i] || !sheaf_places_usable(store, &place))
                         continue;
                 store->stats.bad_payloads++;
                 sheaf_store_drop_place(
@@ -159,7 +159,7 @@ void sheaf_catalog_sweep(struct sheaf_store *store)
         n = sheaf_catalog_scan(
                 store->catalog, &store->sweep_after, items, SWEEP_STEP);
         for (size_t i = 0; i < n; i++) {
-                if (!sheaf_places_alive(store, &items[i].place) &&
+                if (!sheaf_places_usable(store, &items[i].place) &&
                         !sheaf_pending_find(&store->pending, &items[i].digest))
                         sheaf_places_note(store, &items[i].digest, &none);
         }

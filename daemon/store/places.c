@@ -8,7 +8,7 @@
  *    changed until it is done */
 #include "daemon/store/private.h"
 
-#define BAD_MAX 4096
+#define BAD_SLOTS 16384 /* at most half are taken */
 
 struct commit {
         struct sheaf_disk_io io;
@@ -19,35 +19,55 @@ struct commit {
         int tries;
 };
 
+static size_t bad_slot(const struct sheaf_place *place)
+{
+        uint64_t mixed = (place->offset_bytes / SHEAF_DISK_PACK +
+                                 ((uint64_t)place->container << 20)) *
+                         UINT64_C(0x9e3779b97f4a7c15);
+
+        return mixed >> 50; /* BAD_SLOTS is 2^14 */
+}
+
 static bool is_bad(
         const struct sheaf_store *store, const struct sheaf_place *place)
 {
-        size_t n = SHEAF_MIN(store->bad_count, (size_t)BAD_MAX);
-
-        for (size_t i = 0; i < n; i++) {
+        if (!store->bad_count)
+                return false;
+        for (size_t i = bad_slot(place);; i = (i + 1) % BAD_SLOTS) {
+                if (!sheaf_place_set(&store->bad[i]))
+                        return false;
                 if (!memcmp(&store->bad[i], place, sizeof(*place)))
                         return true;
         }
-        return false;
 }
 
 bool sheaf_places_bad(
         struct sheaf_store *store, const struct sheaf_place *place)
 {
+        size_t i = bad_slot(place);
+
         if (is_bad(store, place))
                 return false;
         if (!store->bad)
-                store->bad = sheaf_new(struct sheaf_place, BAD_MAX);
-        if (store->bad)
-                store->bad[store->bad_count++ % BAD_MAX] = *place;
+                store->bad = sheaf_new(struct sheaf_place, BAD_SLOTS);
+        if (!store->bad || store->bad_count == BAD_SLOTS / 2)
+                return true; /* each further read of it finds it again */
+        while (sheaf_place_set(&store->bad[i]))
+                i = (i + 1) % BAD_SLOTS;
+        store->bad[i] = *place;
+        store->bad_count++;
         return true;
+}
+
+bool sheaf_places_usable(
+        const struct sheaf_store *store, const struct sheaf_place *place)
+{
+        return sheaf_places_alive(store, place) && !is_bad(store, place);
 }
 
 bool sheaf_places_alive(
         const struct sheaf_store *store, const struct sheaf_place *place)
 {
-        if (store->bad_count && is_bad(store, place))
-                return false;
         if (sheaf_place_plain(place)) {
                 const struct sheaf_plain *plain =
                         sheaf_plain_find(store, sheaf_place_node(place));
@@ -85,7 +105,7 @@ int sheaf_places_find(struct sheaf_store *store,
                 if (rc)
                         return -ENOENT;
         }
-        if (!sheaf_place_set(&place) || !sheaf_places_alive(store, &place))
+        if (!sheaf_place_set(&place) || !sheaf_places_usable(store, &place))
                 return -ENOENT;
         *ret_place = place;
         return 0;

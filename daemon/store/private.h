@@ -182,7 +182,11 @@ void sheaf_space_degraded(struct sheaf_store *store, int rc);
 
 /* ---- places ---- */
 
+/* The container still has that generation. */
 bool sheaf_places_alive(
+        const struct sheaf_store *store, const struct sheaf_place *place);
+/* Alive, and not known to be damaged. */
+bool sheaf_places_usable(
         const struct sheaf_store *store, const struct sheaf_place *place);
 /* 0; -ENOENT. */
 SHEAF_MUST_CHECK int sheaf_places_find(struct sheaf_store *store,
@@ -280,6 +284,9 @@ void sheaf_version_place(struct sheaf_version *version, uint64_t chunk,
 void sheaf_version_unplace(struct sheaf_version *version, uint64_t chunk);
 void sheaf_version_segment_gone(struct sheaf_version *version, uint32_t number);
 void sheaf_version_plain_gone(struct sheaf_version *version, uint64_t node);
+/* One chunk of a plain file is no longer in it. */
+void sheaf_version_plain_lost(
+        struct sheaf_version *version, const struct sheaf_place *place);
 
 /* ---- recovery ---- */
 
@@ -334,7 +341,7 @@ struct sheaf_store {
         struct sheaf_version *versions;
         struct sheaf_pending pending, committing;
         bool commit_running, commit_wanted;
-        struct sheaf_place *bad; /* damaged places, a ring */
+        struct sheaf_place *bad; /* damaged places, a hash table */
         size_t bad_count;
 
         uint64_t segment_disk_bytes, meta_bytes, version_meta_bytes;

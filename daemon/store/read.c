@@ -26,7 +26,7 @@ static void begin(struct sheaf_store *store, struct sheaf_store_read *read);
 static void drop_bad(
         struct sheaf_store *store, struct sheaf_read_op *op, uint64_t *counter)
 {
-        if (!sheaf_places_alive(store, &op->place))
+        if (!sheaf_places_usable(store, &op->place))
                 return;
         ++*counter;
         if (op->segment)
@@ -39,6 +39,10 @@ static void drop_bad(
                         (unsigned long long)op->place.offset_bytes);
         sheaf_store_drop_place(
                 store, &op->digest, &op->place, op->read->ref.len_bytes);
+        if (!memcmp(&op->read->ref.version->places[op->read->ref.chunk],
+                    &op->place, sizeof(op->place)))
+                sheaf_version_unplace(
+                        op->read->ref.version, op->read->ref.chunk);
 }
 
 /* Hands a free buffer to who waits for one that small. */

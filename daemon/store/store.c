@@ -418,28 +418,23 @@ void sheaf_store_drop_place(struct sheaf_store *store,
         const struct sheaf_digest *digest, const struct sheaf_place *place,
         uint32_t len_bytes)
 {
-        sheaf_places_forget(store, digest, place);
-        for (struct sheaf_version *v = store->versions; v; v = v->next) {
-                for (uint64_t c = 0; c < v->listing.chunk_count; c++) {
-                        if (!memcmp(&v->places[c], place, sizeof(*place)))
-                                sheaf_version_unplace(v, c);
-                }
-        }
-        if (sheaf_place_plain(place)) {
-                struct sheaf_plain *plain =
-                        sheaf_plain_find(store, sheaf_place_node(place));
+        struct sheaf_segment *segment;
+        struct sheaf_plain *plain;
 
-                if (plain && sheaf_places_alive(store, place))
-                        sheaf_plain_forget_chunk(store, plain,
-                                place->offset_bytes >> SHEAF_PLAIN_GEN_BITS);
+        if (!sheaf_places_alive(store, place))
+                return;
+        sheaf_places_forget(store, digest, place);
+        if (sheaf_place_plain(place)) {
+                for (struct sheaf_version *v = store->versions; v; v = v->next)
+                        sheaf_version_plain_lost(v, place);
+                plain = sheaf_plain_find(store, sheaf_place_node(place));
+                sheaf_plain_forget_chunk(store, plain,
+                        place->offset_bytes >> SHEAF_PLAIN_GEN_BITS);
                 return;
         }
-
-        struct sheaf_segment *segment =
-                sheaf_segment_at(store, place->container);
-
-        if (segment && sheaf_places_alive(store, place) &&
-                sheaf_places_bad(store, place))
+        /* Versions that name it learn of it when they look. */
+        segment = sheaf_segment_at(store, place->container);
+        if (sheaf_places_bad(store, place))
                 sheaf_segment_drop_record(store, segment, len_bytes);
 }
 
@@ -460,6 +455,8 @@ void sheaf_store_bad(
                         place.container,
                         (unsigned long long)place.offset_bytes);
         sheaf_store_drop_place(store, &digest, &place, ref->len_bytes);
+        if (!memcmp(&version->places[ref->chunk], &place, sizeof(place)))
+                sheaf_version_unplace(version, ref->chunk);
 }
 
 static bool evict_place(struct sheaf_store *store,

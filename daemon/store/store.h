@@ -7,6 +7,7 @@
  *   CACHE/versions/UUID/         listing, digests (flat), places (flat)
  *   CACHE/segments/NNNNNNNN.seg  small chunks, append only, recycled whole
  *   CACHE/plain/NODE             files over 4 MiB, sparse, original offsets
+ *   CACHE/plain/NODE.map         digests of the chunks that are in it
  *
  * What was written stays until its dataset shrinks or goes. Reading checks
  * the record's header (MAC, generation, digest) and the payload's SHA-256;
@@ -43,7 +44,9 @@ struct sheaf_store_config {
  * the remedy); -EROFS; -ENOLCK locks do not work there; -EIO. */
 SHEAF_MUST_CHECK int sheaf_store_open(const struct sheaf_store_config *config,
         struct sheaf_store **ret_store);
-/* Finishes writes in flight, commits the catalog, marks the stop as clean. */
+/* Finishes writes in flight, commits the catalog, marks the stop as clean.
+ * Calls what is due of done callbacks; versions still open are closed. The
+ * lock is free when it returns; handles end as the loop goes on. */
 void sheaf_store_close(struct sheaf_store *store);
 
 /* ---- records: small named values of the daemon (datasets, grants) ---- */

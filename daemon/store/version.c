@@ -255,6 +255,27 @@ void sheaf_version_plain_gone(struct sheaf_version *version, uint64_t node)
         }
 }
 
+void sheaf_version_plain_lost(
+        struct sheaf_version *version, const struct sheaf_place *place)
+{
+        uint64_t index = place->offset_bytes >> SHEAF_PLAIN_GEN_BITS;
+        uint64_t from = 0, to = version->listing.chunk_count;
+        uint32_t entry;
+
+        if (!version->foreign) {
+                if (sheaf_listing_by_node(&version->listing,
+                            sheaf_place_node(place), &entry) ||
+                        !sheaf_listing_is_file(&version->listing, entry))
+                        return;
+                from = version->listing.entries[entry].first_chunk + index;
+                to = SHEAF_MIN(to, from + 1);
+        }
+        for (uint64_t c = from; c < to; c++) {
+                if (!memcmp(&version->places[c], place, sizeof(*place)))
+                        sheaf_version_unplace(version, c);
+        }
+}
+
 static void count_all(struct sheaf_version *version)
 {
         for (uint64_t c = 0; c < version->listing.chunk_count; c++) {
@@ -268,7 +289,7 @@ static void count_all(struct sheaf_version *version)
                 if (!sheaf_place_set(&place))
                         continue;
                 version->places[c] = (struct sheaf_place){ 0 };
-                if (sheaf_places_alive(version->store, &place))
+                if (sheaf_places_usable(version->store, &place))
                         sheaf_version_place(version, c, &place);
         }
 }
@@ -475,8 +496,12 @@ int sheaf_version_find(struct sheaf_version *version, uint64_t chunk,
         if (!sheaf_digest_known(&version->digests[chunk]))
                 return -ENOENT;
         if (counted(version, &place)) {
-                *ret_place = place;
-                return 0;
+                if (sheaf_places_usable(version->store, &place)) {
+                        *ret_place = place;
+                        return 0;
+                }
+                /* Damage that another version met. */
+                sheaf_version_unplace(version, chunk);
         }
         rc = sheaf_places_find(
                 version->store, &version->digests[chunk], &place);

@@ -144,3 +144,40 @@ Test(catalog, small_chunks_cost_little)
         kit_version_end(&v);
         free(sizes);
 }
+
+static void damaged(const char *command_format)
+{
+        static const uint64_t sizes[] = { 1000, 100000, 5 << 20 };
+        struct kit kit;
+        struct kit_version v;
+        char command[256];
+
+        kit_begin(&kit, 64 * SHEAF_MIB);
+        kit_version(&kit, &v, 1, 7, sizes, 3, 1);
+        cr_assert_eq(kit_write_all(&kit, &v), 4);
+        cr_assert_eq(sheaf_store_put(kit.store, "d", "1", 1), 0);
+        kit_close(&kit);
+        snprintf(command, sizeof(command), "cd %s && %s", kit.dir,
+                command_format);
+        cr_assert_eq(system(command), 0);
+        kit_open(&kit);
+        kit_version_reopen(&kit, &v, 7);
+        cr_assert_eq(kit_write_all(&kit, &v), 4);
+        for (uint64_t c = 0; c < 4; c++)
+                cr_assert_eq(kit_read(&kit, &v, c), 0);
+        cr_assert_eq(sheaf_store_put(kit.store, "d", "2", 1), 0);
+        kit_end(&kit);
+        kit_version_end(&v);
+}
+
+Test(catalog, damage_needs_no_hand)
+{
+        damaged("truncate -s 9000 catalog/data.mdb");
+        damaged("truncate -s 0 catalog/data.mdb");
+        damaged("rm -r catalog");
+        damaged("printf x | dd of=catalog/data.mdb bs=1 seek=18 conv=notrunc "
+                "status=none; printf x | dd of=catalog/data.mdb bs=1 "
+                "seek=4114 conv=notrunc status=none");
+        damaged("truncate -s 7 key");
+        damaged("rm key");
+}
