@@ -36,8 +36,46 @@ static struct sheaf_dataset *dataset_new(
         return dataset;
 }
 
+static size_t places_bytes(const struct sheaf_dataset *dataset)
+{
+        return sheaf_round_up(
+                dataset->listing.file_count * sizeof(uint64_t), 4096);
+}
+
+const uint64_t *sheaf_dataset_make_places(struct sheaf_dataset *dataset)
+{
+        const struct sheaf_listing *listing = &dataset->listing;
+        uint64_t *none = NULL, *places;
+
+        places = mmap(NULL, places_bytes(dataset), PROT_READ | PROT_WRITE,
+                MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (places == MAP_FAILED)
+                return NULL;
+        /* Fewer page-table walks; a wish only. */
+        madvise(places, places_bytes(dataset), MADV_HUGEPAGE);
+        for (uint32_t i = 0; i < listing->file_count; i++) {
+                const struct sheaf_listing_entry *e =
+                        &listing->entries[listing->files[i]];
+
+                if (e->size_bytes <= SHEAF_CHUNK_BYTES_MAX &&
+                        e->first_chunk < listing->chunk_count)
+                        places[i] = e->first_chunk << SHEAF_PLACE_SIZE_BITS |
+                                    e->size_bytes;
+        }
+        if (atomic_compare_exchange_strong_explicit(&dataset->places, &none,
+                    places, memory_order_acq_rel, memory_order_acquire))
+                return places;
+        munmap(places, places_bytes(dataset));
+        return none;
+}
+
 static void dataset_free(struct sheaf_dataset *dataset)
 {
+        uint64_t *places =
+                atomic_load_explicit(&dataset->places, memory_order_acquire);
+
+        if (places)
+                munmap(places, places_bytes(dataset));
         sheaf_map_free_all(dataset);
         if (dataset->listing_block)
                 munmap(dataset->listing_block, dataset->listing_bytes);

@@ -340,13 +340,41 @@ static int check_range(const struct sheaf_dataset *dataset, uint32_t entry,
         return 0;
 }
 
+/* The hit of a file of one chunk. False: it takes the slow path. */
+static inline bool view_single(struct sheaf_dataset *dataset, uint64_t chunk,
+        uint32_t size_bytes, uint64_t offset_bytes, uint64_t len_bytes,
+        unsigned int flags, struct sheaf_view *view)
+{
+        struct sheaf_map *map = current_map(dataset);
+        struct sheaf_pin pin;
+
+        if (SHEAF_UNLIKELY(!map || sheaf_map_pin(map, chunk, size_bytes,
+                                           kind_of(flags), &pin)))
+                return false;
+        view->inline_pieces_[0] = (struct iovec){
+                .iov_base = (void *)(pin.bytes + offset_bytes),
+                .iov_len = len_bytes,
+        };
+        view->inline_pins_[0] = (void *)pin.slot;
+        view->pieces = view->inline_pieces_;
+        view->pins_ = view->inline_pins_;
+        view->piece_count = 1;
+        view->len_bytes = len_bytes;
+        view->copied = false;
+        view->dataset_ = dataset;
+        view->owner_ = map->attach;
+        view->charged_bytes_ = pin.charged_bytes;
+        view->heap_ = NULL;
+        if (!(flags & SHEAF_VIEW_FETCHED))
+                count_hits(map, 1, len_bytes);
+        return true;
+}
+
 int sheaf_dataset_view_entry(struct sheaf_dataset *dataset, uint32_t entry,
         uint64_t offset_bytes, uint64_t len_bytes, unsigned int flags,
         struct sheaf_view *ret_view)
 {
         const struct sheaf_listing_entry *e;
-        struct sheaf_map *map = current_map(dataset);
-        struct sheaf_pin pin;
         int rc = check_range(dataset, entry, offset_bytes, &len_bytes);
 
         if (SHEAF_UNLIKELY(rc))
@@ -356,29 +384,12 @@ int sheaf_dataset_view_entry(struct sheaf_dataset *dataset, uint32_t entry,
                 return 0;
         }
         e = &dataset->listing.entries[entry];
-        if (SHEAF_UNLIKELY(
-                    !map || e->size_bytes > SHEAF_CHUNK_BYTES_MAX ||
-                    sheaf_map_pin(map, e->first_chunk, (uint32_t)e->size_bytes,
-                            kind_of(flags), &pin)))
-                return view_slow(dataset, entry, offset_bytes, len_bytes, flags,
-                        ret_view);
-        ret_view->inline_pieces_[0] = (struct iovec){
-                .iov_base = (void *)(pin.bytes + offset_bytes),
-                .iov_len = len_bytes,
-        };
-        ret_view->inline_pins_[0] = (void *)pin.slot;
-        ret_view->pieces = ret_view->inline_pieces_;
-        ret_view->pins_ = ret_view->inline_pins_;
-        ret_view->piece_count = 1;
-        ret_view->len_bytes = len_bytes;
-        ret_view->copied = false;
-        ret_view->dataset_ = dataset;
-        ret_view->owner_ = map->attach;
-        ret_view->charged_bytes_ = pin.charged_bytes;
-        ret_view->heap_ = NULL;
-        if (!(flags & SHEAF_VIEW_FETCHED))
-                count_hits(map, 1, len_bytes);
-        return 0;
+        if (SHEAF_LIKELY(e->size_bytes <= SHEAF_CHUNK_BYTES_MAX) &&
+                view_single(dataset, e->first_chunk, (uint32_t)e->size_bytes,
+                        offset_bytes, len_bytes, flags, ret_view))
+                return 0;
+        return view_slow(
+                dataset, entry, offset_bytes, len_bytes, flags, ret_view);
 }
 
 static int bad_ordinal(struct sheaf_dataset *dataset, uint64_t ordinal)
@@ -392,8 +403,23 @@ static int bad_ordinal(struct sheaf_dataset *dataset, uint64_t ordinal)
 int sheaf_view(struct sheaf_dataset *dataset, uint64_t ordinal,
         uint64_t offset_bytes, uint64_t len_bytes, struct sheaf_view *ret_view)
 {
+        const uint64_t *places =
+                atomic_load_explicit(&dataset->places, memory_order_acquire);
+        uint64_t size_bytes, place;
+
         if (SHEAF_UNLIKELY(ordinal >= dataset->listing.file_count))
                 return bad_ordinal(dataset, ordinal);
+        if (SHEAF_UNLIKELY(!places))
+                places = sheaf_dataset_make_places(dataset);
+        place = SHEAF_LIKELY(places != NULL) ? places[ordinal] : 0;
+        size_bytes = place & SHEAF_PLACE_SIZE_MASK;
+        /* Also of length 0: that the slow path knows. */
+        if (SHEAF_LIKELY(offset_bytes < size_bytes && len_bytes) &&
+                view_single(dataset, place >> SHEAF_PLACE_SIZE_BITS,
+                        (uint32_t)size_bytes, offset_bytes,
+                        SHEAF_MIN(len_bytes, size_bytes - offset_bytes),
+                        SHEAF_VIEW_WAIT, ret_view))
+                return 0;
         return sheaf_dataset_view_entry(dataset,
                 dataset->listing.files[ordinal], offset_bytes, len_bytes,
                 SHEAF_VIEW_WAIT, ret_view);
