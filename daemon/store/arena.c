@@ -412,6 +412,7 @@ static bool drop_one(struct sheaf_arena *arena)
         struct sheaf_arena_pool *pool = arena->pool;
         struct sheaf_space *idle = NULL;
         struct sheaf_arena *most = NULL;
+        uint64_t arenas_live = 0, fair;
 
         for (struct sheaf_arena *a = pool->arenas; a; a = a->next)
                 if (a != arena && drop_cheapest(a, NULL, 0))
@@ -424,11 +425,19 @@ static bool drop_one(struct sheaf_arena *arena)
                                 idle = s;
         if (idle && drop_cheapest(idle->arena, idle, SHEAF_NONE - 1))
                 return true;
-        /* An arena without any memory could serve nobody. */
-        for (struct sheaf_arena *a = pool->arenas; a; a = a->next)
+        /* Live arenas share evenly; one without any memory could serve
+         * nobody and gets its first extent in any case. */
+        for (struct sheaf_arena *a = pool->arenas; a; a = a->next) {
+                arenas_live += a->spaces_live != 0;
                 if (!most || a->extents_live > most->extents_live)
                         most = a;
-        if (arena->extents_live || !most || most->extents_live < 2)
+        }
+        fair = pool->shape.bytes_max / pool->shape.extent_bytes /
+               SHEAF_MAX(arenas_live, UINT64_C(1));
+        if (arena->extents_live
+                        ? !arena->spaces_live || arena->extents_live >= fair ||
+                                  most->extents_live <= fair
+                        : most->extents_live < 2)
                 return false;
         return drop_cheapest(most, NULL, SHEAF_NONE - 1);
 }

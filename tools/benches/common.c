@@ -140,8 +140,8 @@ double bench_median(const double *values, unsigned count)
                 bench_die("a median of %u values", count);
         memcpy(sorted, values, count * sizeof(*values));
         qsort(sorted, count, sizeof(*sorted), compare_doubles);
-        return count % 2 ? sorted[count / 2] :
-                           (sorted[count / 2 - 1] + sorted[count / 2]) / 2;
+        return count % 2 ? sorted[count / 2]
+                         : (sorted[count / 2 - 1] + sorted[count / 2]) / 2;
 }
 
 double bench_pairs_speedup(const struct bench_pairs *pairs)

@@ -16,7 +16,7 @@
 #define BENCH_ROUNDS     5
 #define BENCH_ROUNDS_MAX 64
 /* A goal that there is none of. */
-#define BENCH_NO_GOAL    (-1.0)
+#define BENCH_NO_GOAL (-1.0)
 
 struct bench_options {
         bool quick;
@@ -66,8 +66,11 @@ const char *bench_dir(void);
 void bench_fill(void *buf, size_t len_bytes, uint64_t seed);
 /* Makes @dir with @count files of @size_bytes each, a thousand a folder,
  * named by bench_tree_path; file i has the bytes of seed @seed + i. */
-void bench_tree(const char *dir, uint64_t count, uint64_t size_bytes,
-        uint64_t seed);
+void bench_tree(
+        const char *dir, uint64_t count, uint64_t size_bytes, uint64_t seed);
+/* Waits until files made just now count as unchanging: the daemon would wait
+ * two seconds for that itself. */
+void bench_settle(void);
 /* Path of file @i relative to the tree. */
 void bench_tree_path(uint64_t i, char ret_path[64]);
 /* Syncs, then takes the file pages of @dir out of the page cache. */
@@ -98,6 +101,8 @@ int64_t bench_sheaf(const char *verb, ...);
 double bench_metric(const char *prefix);
 /* sheaf mount; the directory is made. Unmounted at exit at the latest. */
 int64_t bench_mount(const char *dataset, const char *dir, const char *mode);
+/* The same by another program. */
+void bench_mount_other(const char *const *argv, const char *dir);
 void bench_umount(const char *dir);
 
 #endif

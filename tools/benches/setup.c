@@ -17,12 +17,13 @@
 #include <sys/mount.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
-#define MOUNTS_MAX  8
-#define PER_FOLDER  1000
-#define WORDS_MAX   16
-#define OUTPUT_MAX  (UINT64_C(64) << 20)
+#define MOUNTS_MAX   8
+#define PER_FOLDER   1000
+#define WORDS_MAX    16
+#define OUTPUT_MAX   (UINT64_C(64) << 20)
 #define WAIT_STEP_NS (10 * SHEAF_NS_PER_MS)
 #define WAIT_STEPS   6000 /* a minute */
 
@@ -40,8 +41,8 @@ static void nap(void)
 
 /* ---- directory ---- */
 
-static int remove_one(const char *path, const struct stat *st, int type,
-        struct FTW *ftw)
+static int remove_one(
+        const char *path, const struct stat *st, int type, struct FTW *ftw)
 {
         (void)st;
         (void)type;
@@ -103,14 +104,13 @@ static void write_file(const char *path, const void *buf, uint64_t len_bytes)
 
         if (fd < 0)
                 bench_die("%s: %s", path, strerror(errno));
-        if (len_bytes &&
-                write(fd, buf, len_bytes) != (ssize_t)len_bytes)
+        if (len_bytes && write(fd, buf, len_bytes) != (ssize_t)len_bytes)
                 bench_die("writing %s: %s", path, strerror(errno));
         close(fd);
 }
 
-void bench_tree(const char *dir, uint64_t count, uint64_t size_bytes,
-        uint64_t seed)
+void bench_tree(
+        const char *dir, uint64_t count, uint64_t size_bytes, uint64_t seed)
 {
         sheaf_autofree char *buf = malloc(size_bytes + 8);
         char path[PATH_MAX], name[64];
@@ -132,8 +132,14 @@ void bench_tree(const char *dir, uint64_t count, uint64_t size_bytes,
         }
 }
 
-static int drop_one(const char *path, const struct stat *st, int type,
-        struct FTW *ftw)
+void bench_settle(void)
+{
+        sync();
+        sleep(3);
+}
+
+static int drop_one(
+        const char *path, const struct stat *st, int type, struct FTW *ftw)
 {
         int fd;
 
@@ -264,8 +270,8 @@ char *bench_output(const char *const *argv)
 
 bool bench_have(const char *wanted)
 {
-        const char *const argv[] = { "sh", "-c",
-                "command -v \"$0\" >/dev/null", wanted, NULL };
+        const char *const argv[] = { "sh", "-c", "command -v \"$0\" >/dev/null",
+                wanted, NULL };
 
         return reap(spawn(argv, -1)) == 0;
 }
@@ -275,8 +281,8 @@ bool bench_have(const char *wanted)
 static void program_path(const char *name, char ret_path[PATH_MAX])
 {
         if (!build[0]) {
-                ssize_t n = readlink("/proc/self/exe", build,
-                        sizeof(build) - 1);
+                ssize_t n =
+                        readlink("/proc/self/exe", build, sizeof(build) - 1);
 
                 if (n <= 0)
                         bench_die("/proc/self/exe: %s", strerror(errno));
@@ -395,7 +401,7 @@ double bench_metric(const char *prefix)
         return sum;
 }
 
-int64_t bench_mount(const char *dataset, const char *dir, const char *mode)
+static void mount_point(const char *dir)
 {
         size_t i = 0;
 
@@ -406,7 +412,18 @@ int64_t bench_mount(const char *dataset, const char *dir, const char *mode)
         if (mkdir(dir, 0755) && errno != EEXIST)
                 bench_die("%s: %s", dir, strerror(errno));
         snprintf(mounts[i], sizeof(mounts[i]), "%s", dir);
+}
+
+int64_t bench_mount(const char *dataset, const char *dir, const char *mode)
+{
+        mount_point(dir);
         return bench_sheaf("mount", dataset, dir, "--mode", mode, NULL);
+}
+
+void bench_mount_other(const char *const *argv, const char *dir)
+{
+        mount_point(dir);
+        bench_run(argv);
 }
 
 void bench_umount(const char *dir)

@@ -207,3 +207,32 @@ Test(arena, dropped_extent_stays_readable)
         sheaf_arena_free(other);
         rig_close(&rig);
 }
+
+/* With nobody idle, a newcomer gets its half; then both keep theirs. */
+Test(arena, live_arenas_share_evenly)
+{
+        struct sheaf_arena_stats stats;
+        struct sheaf_arena *other;
+        struct sheaf_space *space;
+        struct sheaf_table *table;
+        struct rig rig;
+
+        rig_open(&rig, 128 * SHEAF_MIB, 20000);
+        for (uint64_t i = 0; i < 2000; i++)
+                cr_assert_eq(put(&rig, i), 0);
+        cr_assert_eq(sheaf_arena_new(rig.pool, "other", &other), 0);
+        cr_assert_eq(sheaf_space_new(other, "set", &space), 0);
+        cr_assert_eq(sheaf_table_new(other, 9, 20000, &table), 0);
+        sheaf_space_set_live(space, true, 2);
+        for (uint64_t i = 0; i < 4000; i++)
+                cr_assert_eq(put_in(&rig, space, table, i), 0);
+        for (uint64_t i = 2000; i < 4000; i++)
+                cr_assert_eq(put(&rig, i), 0);
+        sheaf_arena_stats(other, &stats);
+        cr_expect_eq(stats.bytes, 64 * SHEAF_MIB);
+        cr_expect_eq(rig_stats(&rig).bytes, 64 * SHEAF_MIB);
+        sheaf_table_free(table);
+        sheaf_space_free(space);
+        sheaf_arena_free(other);
+        rig_close(&rig);
+}
