@@ -25,7 +25,7 @@
 /* What the kernel reads ahead in a file: larger requests, fewer trips. */
 #define READAHEAD_KIB 1024
 
-static int64_t now_ns(void)
+int64_t sheaf_fs_now_ns(void)
 {
         struct timespec ts;
 
@@ -35,7 +35,8 @@ static int64_t now_ns(void)
 
 void sheaf_fs_log(struct sheaf_fs *fs, const char *format, ...)
 {
-        int64_t now = now_ns(), window = atomic_load(&fs->log_window_ns);
+        int64_t now = sheaf_fs_now_ns(),
+                window = atomic_load(&fs->log_window_ns);
         char line[1024];
         va_list args;
 
@@ -159,6 +160,7 @@ int sheaf_fs_new(const struct sheaf_source *source,
         fs->source = *source;
         fs->options = *options;
         fs->kind = options->kind;
+        pthread_mutex_init(&fs->failures.lock, NULL);
         if (fs->kind == SHEAF_TREE_AUTO)
                 fs->kind = sheaf_tree_kind_of(source->listing);
         rc = sheaf_pool_new(&fs->pool);
@@ -254,5 +256,6 @@ void sheaf_fs_free(struct sheaf_fs *fs)
                 fuse_session_destroy(fs->session);
         }
         sheaf_plain_table_free(fs->plain);
+        pthread_mutex_destroy(&fs->failures.lock);
         free(fs);
 }

@@ -10,11 +10,25 @@
 #include "cachefs/pool.h"
 
 #include <fuse_lowlevel.h>
+#include <pthread.h>
 
 /* A version never changes, so what the kernel knows stays true. */
 #define SHEAF_FS_TIMEOUT_SEC 1e9
 
 struct sheaf_plain_table;
+
+/* Reads that failed after a long wait, for a moment: see read.c. */
+#define SHEAF_FAILURES_MAX 64
+struct sheaf_failures {
+        pthread_mutex_t lock;
+        unsigned int next;
+        struct sheaf_failure {
+                int64_t until_ns; /* 0: none */
+                uint64_t begin_bytes, end_bytes;
+                uint32_t entry;
+                int rc;
+        } of[SHEAF_FAILURES_MAX];
+};
 
 struct sheaf_fs {
         struct sheaf_source source;
@@ -23,6 +37,7 @@ struct sheaf_fs {
         struct fuse_session *session;
         struct sheaf_pool *pool;
         struct sheaf_plain_table *plain; /* NULL: no passthrough */
+        struct sheaf_failures failures;
         bool mounted;
         _Atomic int64_t log_window_ns; /* log: see sheaf_fs_log */
         _Atomic int log_count;
@@ -37,6 +52,8 @@ static inline struct sheaf_fs *sheaf_fs_of(fuse_req_t req)
  * LOG_PER_SEC lines a second, so that a dead origin fills no disk. */
 SHEAF_PRINTF(2, 3)
 void sheaf_fs_log(struct sheaf_fs *fs, const char *format, ...);
+
+int64_t sheaf_fs_now_ns(void);
 
 /* ops.c: the table of handlers. */
 extern const struct fuse_lowlevel_ops sheaf_fs_ops;

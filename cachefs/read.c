@@ -6,7 +6,10 @@
  *    taken for the end of the file
  *  2 what is in memory is answered at once by the thread that reads
  *    requests; whatever waits does so in a worker
- *  3 an interrupted request is answered with EINTR at once, by the thread
+ *  3 a read that failed after a long wait fails at once for a moment: when
+ *    its readahead fails, the kernel asks a second time for the first page,
+ *    and the reader would wait twice the deadline
+ *  4 an interrupted request is answered with EINTR at once, by the thread
  *    that reads requests; its worker finds out and drops the bytes
  *
  * Who answers a waiting request is settled by one exchange of `state`: the
@@ -29,9 +32,54 @@ struct read_job {
         struct sheaf_fs *fs;
         uint32_t entry;
         uint64_t offset_bytes, len_bytes;
+        int64_t begin_ns;
         _Atomic int state;
         _Atomic int refs;
 };
+
+#define LONG_WAIT_NS SHEAF_NS_PER_SEC
+#define REMEMBER_NS  SHEAF_NS_PER_SEC
+
+static void remember_failure(
+        struct sheaf_fs *fs, const struct read_job *read, int rc)
+{
+        struct sheaf_failures *failures = &fs->failures;
+        int64_t now = sheaf_fs_now_ns();
+
+        if (now - read->begin_ns < LONG_WAIT_NS)
+                return;
+        pthread_mutex_lock(&failures->lock);
+        failures->of[failures->next++ % SHEAF_FAILURES_MAX] =
+                (struct sheaf_failure){
+                        .until_ns = now + REMEMBER_NS,
+                        .begin_bytes = read->offset_bytes,
+                        .end_bytes = read->offset_bytes + read->len_bytes,
+                        .entry = read->entry,
+                        .rc = rc,
+                };
+        pthread_mutex_unlock(&failures->lock);
+}
+
+/* The error that a read at @offset_bytes has just had, or 0. */
+static int recent_failure(
+        struct sheaf_fs *fs, uint32_t entry, uint64_t offset_bytes)
+{
+        struct sheaf_failures *failures = &fs->failures;
+        int64_t now = sheaf_fs_now_ns();
+        int rc = 0;
+
+        pthread_mutex_lock(&failures->lock);
+        for (size_t i = 0; !rc && i < SHEAF_FAILURES_MAX; i++) {
+                const struct sheaf_failure *failure = &failures->of[i];
+
+                if (failure->until_ns > now && failure->entry == entry &&
+                        offset_bytes >= failure->begin_bytes &&
+                        offset_bytes < failure->end_bytes)
+                        rc = failure->rc;
+        }
+        pthread_mutex_unlock(&failures->lock);
+        return rc;
+}
 
 static int error_shown(int rc)
 {
@@ -115,6 +163,8 @@ static void run_read(struct sheaf_job *job)
         }
         fuse_req_interrupt_func(read->req, NULL, NULL);
         if (rc < 0)
+                remember_failure(fs, read, rc);
+        if (rc < 0)
                 answer_error(
                         fs, read->req, read->entry, read->offset_bytes, rc);
         else
@@ -143,6 +193,7 @@ static int read_later(struct sheaf_fs *fs, fuse_req_t req, uint32_t entry,
         read->entry = entry;
         read->offset_bytes = offset_bytes;
         read->len_bytes = len_bytes;
+        read->begin_ns = sheaf_fs_now_ns();
         atomic_init(&read->state, READ_WAITING);
         atomic_init(&read->refs, 2);
         fuse_req_interrupt_func(req, interrupted, read);
@@ -186,6 +237,8 @@ void sheaf_fs_read(fuse_req_t req, fuse_ino_t ino, size_t len_bytes,
                 return;
         }
         if (rc == -EAGAIN)
+                rc = recent_failure(fs, index, at);
+        if (!rc)
                 rc = read_later(fs, req, index, at, len);
         if (rc < 0)
                 answer_error(fs, req, index, at, rc);

@@ -367,6 +367,31 @@ Test(read, waiting_blocks_nobody)
         mounted_remove(&m);
 }
 
+/* The kernel asks again when a readahead has failed; the reader must not wait
+ * a second time, nor get an error for good. */
+Test(read, a_deadline_passes_once)
+{
+        char buf[16];
+        int fd;
+
+        stamp_file(at(m.origin, "f"), 1, 100000);
+        mounted_start(&m);
+        m.fake.shared->never_memory = 1;
+        m.fake.shared->fail_rc = -ETIMEDOUT;
+        m.fake.shared->delay_ms = 1200;
+        fd = open(at(m.dir, "f"), O_RDONLY);
+        cr_assert_eq(read(fd, buf, sizeof(buf)), -1);
+        cr_assert_eq(errno, EIO);
+        cr_assert_eq(m.fake.shared->reads_waited, 1);
+        m.fake.shared->fail_rc = 0;
+        m.fake.shared->delay_ms = 0;
+        usleep(1100000);
+        cr_assert_eq(read_all(at(m.dir, "f"), 1, 100000, 4096, 0), 0);
+        close(fd);
+        mounted_stop(&m);
+        mounted_remove(&m);
+}
+
 /* Readers that are killed while their answers come: each request is answered
  * once, by the worker or by the interrupt, and no view is lost. */
 Test(read, interrupts_and_answers_race)
