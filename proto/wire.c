@@ -50,8 +50,8 @@ int sheaf_wire_send_record(int sock, const void *data, size_t len_bytes,
         }
 }
 
-int sheaf_wire_send(int sock, const Sheaf__Envelope *env, const int *fds,
-        size_t fd_count)
+int sheaf_wire_send(
+        int sock, const Sheaf__Envelope *env, const int *fds, size_t fd_count)
 {
         sheaf_autofree uint8_t *heap = NULL;
         uint8_t stack[1024], *data = stack;
@@ -142,8 +142,8 @@ int sheaf_wire_recv(int sock, struct sheaf_wire_msg *ret_msg)
 
         if (!data)
                 return -ENOMEM;
-        rc = sheaf_wire_recv_record(sock, data, SHEAF_WIRE_BYTES_MAX, &len,
-                out.fds, &out.fd_count);
+        rc = sheaf_wire_recv_record(
+                sock, data, SHEAF_WIRE_BYTES_MAX, &len, out.fds, &out.fd_count);
         if (rc <= 0)
                 return rc;
         out.env = sheaf_wire_decode(data, len);
@@ -239,8 +239,8 @@ int sheaf_wire_listen(const char *path, unsigned int mode)
         rc = address(path, &addr, &dir_fd);
         if (rc)
                 return rc;
-        sock = socket(AF_UNIX,
-                SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+        sock = socket(
+                AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
         if (sock < 0)
                 return -errno;
         if (bind(sock, (struct sockaddr *)&addr, sizeof(addr)))

@@ -535,11 +535,11 @@ int sheaf_origin_new(const struct sheaf_origin_config *config,
         origin->reader_path = strdup(config->reader_path);
         origin->groups = malloc(groups_bytes + 1);
         if (config->root_fd >= 0)
-                origin->config.root_fd = fcntl(config->root_fd,
-                        F_DUPFD_CLOEXEC, 3);
+                origin->config.root_fd =
+                        fcntl(config->root_fd, F_DUPFD_CLOEXEC, 3);
         else
-                origin->config.root_fd = open("/dev/null",
-                        O_RDONLY | O_CLOEXEC);
+                origin->config.root_fd =
+                        open("/dev/null", O_RDONLY | O_CLOEXEC);
         if (config->root_fd < 0)
                 origin->root_path = strdup(config->root_path);
         if (!origin->reader_path || !origin->groups ||

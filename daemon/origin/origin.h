@@ -26,7 +26,7 @@
 #include <sys/types.h>
 #include <uv.h>
 
-#define SHEAF_ORIGIN_SLOTS 16       /* chunks in flight per origin */
+#define SHEAF_ORIGIN_SLOTS     16   /* chunks in flight per origin */
 #define SHEAF_ORIGIN_QUEUE_MAX 4096 /* reads waiting for a slot */
 
 struct sheaf_origin;
@@ -40,11 +40,11 @@ struct sheaf_origin_config {
         bool switch_user;        /* daemon is root: become the owner */
         uid_t uid;
         gid_t gid;
-        const gid_t *groups;     /* copied */
+        const gid_t *groups; /* copied */
         size_t group_count;
-        int64_t deadline_ns;     /* of one read; a hung reader is killed */
-        int64_t idle_ns;         /* an idle reader ends; 0: a minute */
-        int threads;             /* of the reader; 0: 8 */
+        int64_t deadline_ns; /* of one read; a hung reader is killed */
+        int64_t idle_ns;     /* an idle reader ends; 0: a minute */
+        int threads;         /* of the reader; 0: 8 */
 };
 
 SHEAF_MUST_CHECK int sheaf_origin_new(const struct sheaf_origin_config *config,
@@ -64,7 +64,7 @@ struct sheaf_origin_summary {
         char first_escaping[256], first_unreadable[256]; /* paths, cut */
 };
 struct sheaf_origin_list {
-        bool follow;       /* replace escaping links by their targets */
+        bool follow; /* replace escaping links by their targets */
         uint64_t serial;
         uint8_t uuid[16];
         int64_t deadline_ns; /* without progress; 0: the origin's */
@@ -76,8 +76,8 @@ struct sheaf_origin_list {
 /* One at a time: rc of @done is -EBUSY while another is under way; also
  * -ETIMEDOUT no progress, -EACCES the root may not be read, -ECANCELED,
  * -errno. Never calls back before returning. */
-void sheaf_origin_list(struct sheaf_origin *origin,
-        struct sheaf_origin_list *list);
+void sheaf_origin_list(
+        struct sheaf_origin *origin, struct sheaf_origin_list *list);
 /* Calls @done with -ECANCELED before it returns. */
 void sheaf_origin_list_cancel(struct sheaf_origin_list *list);
 
@@ -103,8 +103,8 @@ struct sheaf_origin_read {
  * -ECANCELED; -EAGAIN over SHEAF_ORIGIN_QUEUE_MAX; -ENAMETOOLONG a path over
  * 48 KiB. Short of slots it queues, and the deadline runs on. Never calls
  * @done before returning. A read whose reader dies is sent once more. */
-void sheaf_origin_read(struct sheaf_origin *origin,
-        struct sheaf_origin_read *read);
+void sheaf_origin_read(
+        struct sheaf_origin *origin, struct sheaf_origin_read *read);
 /* Gives the bytes back; once, after @done with rc >= 0 (harmless after a
  * failure). */
 void sheaf_origin_read_end(struct sheaf_origin_read *read);
@@ -117,8 +117,8 @@ struct sheaf_origin_probe {
         void (*done)(struct sheaf_origin_probe *probe, int rc);
         void *origin_private[8];
 };
-void sheaf_origin_probe(struct sheaf_origin *origin,
-        struct sheaf_origin_probe *probe);
+void sheaf_origin_probe(
+        struct sheaf_origin *origin, struct sheaf_origin_probe *probe);
 
 struct sheaf_origin_stats {
         pid_t pid; /* 0: none now */

@@ -112,9 +112,8 @@ static int start(
 
         if (!groups)
                 return -ENOMEM;
-        if (origin->root_path &&
-                asprintf(&root, SHEAF_READER_ROOT_ENV "=%s",
-                        origin->root_path) < 0)
+        if (origin->root_path && asprintf(&root, SHEAF_READER_ROOT_ENV "=%s",
+                                         origin->root_path) < 0)
                 return -ENOMEM;
         snprintf(threads, sizeof(threads), "%d", origin->config.threads);
         snprintf(uid, sizeof(uid), "%u", origin->config.uid);
