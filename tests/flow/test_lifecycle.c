@@ -1,0 +1,337 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Daemons and mounts that are killed, started twice, or find leftovers:
+ * readers wait and go on, and nothing needs cleaning by hand. */
+#include "tests/flow/harness.h"
+
+#include <criterion/criterion.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <sys/mman.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+
+TestSuite(lifecycle, .init = flow_init, .fini = flow_fini, .timeout = 80);
+
+#define ROUNDS 20
+#define WARM   700000
+
+static bool log_says(const char *log, const char *text)
+{
+        return flow_run("grep -q -e '%s' %s", text, log) == 0;
+}
+
+/* ---- the daemon is killed ---- */
+
+/* A client that reads a file that is slow at the origin. It makes a file
+ * when it has opened it: who never met a daemon is refused at once. */
+static pid_t read_slowly(uint32_t i, bool library)
+{
+        const char *path = flow_path("mount/slow/f%u", i);
+        const char *opened = flow_path("opened%u", i);
+        pid_t pid = flow_fork(0, 0);
+        int rc, fd = -1;
+
+        if (!pid && library) {
+                struct sheaf_session *session;
+                struct sheaf_dataset *dataset;
+
+                rc = flow_open("data", &session, &dataset);
+                creat(opened, 0644);
+                if (!rc)
+                        rc = flow_check_view(dataset,
+                                path + strlen(flow.mount) + 1, i, 100000 + i);
+                _exit(-rc);
+        }
+        if (!pid) {
+                fd = open(path, O_RDONLY | O_CLOEXEC);
+                creat(opened, 0644);
+                rc = fd < 0 ? -errno : flow_check(path, i, 100000 + i, 65536);
+                _exit(-rc);
+        }
+        cr_assert(flow_until(10, access(opened, F_OK) == 0));
+        return pid;
+}
+
+Test(lifecycle, killed_while_mounted)
+{
+        char *map;
+        int warm;
+
+        flow.faults = "delay=250:slow";
+        for (uint32_t i = 1; i <= 2 * ROUNDS; i++)
+                flow_file(i, 100000 + i, "slow/f%u", i);
+        flow_file(100, WARM, "warm");
+        flow_start();
+        flow_ok("sheaf add data %s", flow.origin);
+        flow_mount("data", flow.mount);
+        warm = open(flow_path("mount/warm"), O_RDONLY | O_CLOEXEC);
+        cr_assert_geq(warm, 0);
+        map = mmap(NULL, WARM, PROT_READ, MAP_SHARED, warm, 0);
+        cr_assert_neq(map, MAP_FAILED);
+        for (uint32_t round = 1; round <= ROUNDS; round++) {
+                pid_t by_mount = read_slowly(round, false);
+                pid_t by_library = read_slowly(ROUNDS + round, true);
+                int rc;
+
+                flow_sleep(round % 4 * 0.05);
+                flow_kill();
+                flow_start();
+                rc = flow_join(by_mount, 30);
+                cr_assert_eq(rc, 0, "mount, round %u: %s", round, strerror(rc));
+                rc = flow_join(by_library, 30);
+                cr_assert_eq(
+                        rc, 0, "library, round %u: %s", round, strerror(rc));
+                cr_assert(flow_stamp_check(map, 100, 0, WARM));
+                cr_assert_eq(flow_mounted(flow.mount), 1);
+        }
+        for (uint32_t i = 1; i <= 2 * ROUNDS; i++)
+                cr_assert_eq(flow_check(flow_path("mount/slow/f%u", i), i,
+                                     100000 + i, 65536),
+                        0);
+        munmap(map, WARM);
+        close(warm);
+        flow_umount(flow.mount);
+        flow_stop();
+}
+
+/* With nobody there a read fails at the deadline, and works again later on
+ * the same descriptors. */
+Test(lifecycle, error_at_the_deadline_when_no_daemon_comes)
+{
+        struct sheaf_session *session;
+        struct sheaf_dataset *dataset;
+        double start;
+        int fd, rc;
+        char byte;
+
+        flow.deadline_s = 2;
+        flow_file(1, 50000, "one");
+        flow_file(2, 50000, "two");
+        flow_start();
+        flow_ok("sheaf add data %s", flow.origin);
+        flow_mount("data", flow.mount);
+        fd = open(flow_path("mount/one"), O_RDONLY | O_CLOEXEC);
+        cr_assert_geq(fd, 0);
+        cr_assert_eq(flow_open("data", &session, &dataset), 0);
+        flow_kill();
+        start = flow_now();
+        rc = pread(fd, &byte, 1, 0) < 0 ? errno : 0;
+        cr_assert(rc == EIO || rc == ETIMEDOUT, "%s", strerror(rc));
+        cr_assert_lt(flow_now() - start, 7);
+        start = flow_now();
+        rc = flow_check_view(dataset, "two", 2, 50000);
+        cr_assert_lt(rc, 0);
+        cr_assert_neq(rc, -EBADMSG);
+        cr_assert(*sheaf_last_error());
+        cr_assert_lt(flow_now() - start, 7);
+        flow_start();
+        cr_assert_eq(pread(fd, &byte, 1, 0), 1);
+        cr_assert_eq(flow_check(flow_path("mount/one"), 1, 50000, 4096), 0);
+        cr_assert_eq(flow_check_view(dataset, "two", 2, 50000), 0, "%s",
+                sheaf_last_error());
+        flow_close(session, dataset);
+        close(fd);
+        flow_umount(flow.mount);
+        flow_stop();
+}
+
+/* ---- leftovers ---- */
+
+Test(lifecycle, start_over_a_stale_socket)
+{
+        flow_file(1, 5000, "f");
+        flow_start();
+        flow_ok("sheaf add data %s", flow.origin);
+        for (int round = 0; round < 3; round++) {
+                flow_kill();
+                cr_assert_eq(access(flow.socket, F_OK), 0,
+                        "the kill left no socket behind");
+                flow_start();
+        }
+        flow_mount("data", flow.mount);
+        cr_assert_eq(flow_check(flow_path("mount/f"), 1, 5000, 4096), 0);
+        flow_umount(flow.mount);
+        flow_stop();
+        cr_assert_neq(access(flow.socket, F_OK), 0);
+}
+
+Test(lifecycle, a_file_in_place_of_the_socket_is_left_alone)
+{
+        char arguments[512];
+        pid_t pid;
+        int rc;
+
+        flow_ok("echo precious > %s", flow.socket);
+        snprintf(arguments, sizeof(arguments),
+                "--foreground --cache %s --socket %s --memory 64MiB "
+                "--disk 64MiB",
+                flow.cache, flow.socket);
+        pid = flow_spawn(flow.log, arguments);
+        rc = flow_join(pid, 5);
+        cr_assert_gt(rc, 0);
+        cr_assert(log_says(flow.log, "not a socket"));
+        flow_ok("grep -qx precious %s", flow.socket);
+        flow_ok("rm %s", flow.socket);
+        flow_start();
+        flow_stop();
+}
+
+Test(lifecycle, ten_daemons_at_once)
+{
+        pid_t pids[10];
+        char arguments[512];
+        int running = 0, winner = -1;
+
+        snprintf(arguments, sizeof(arguments),
+                "--foreground --cache %s --socket %s --memory 64MiB "
+                "--disk 128MiB --floor 64MiB",
+                flow.cache, flow.socket);
+        for (int i = 0; i < 10; i++)
+                pids[i] = flow_spawn(flow_path("log%d", i), arguments);
+        flow_sleep(3);
+        for (int i = 0; i < 10; i++) {
+                int rc = flow_wait(pids[i], 2);
+
+                cr_assert_neq(rc, 0, "one ended as if all was well");
+                if (rc < 0) {
+                        running++;
+                        winner = i;
+                }
+        }
+        cr_assert_eq(running, 1, "%d run", running);
+        cr_assert(flow_live());
+        flow_ok("sheaf status --json | grep -q '\"pid\": %d'",
+                (int)pids[winner]);
+        flow.daemon = pids[winner];
+        flow_stop();
+}
+
+/* ---- two daemons, one cache ---- */
+
+/* Exit code of a second daemon on @cache, -1 when it runs. */
+static int second(const char *cache)
+{
+        char arguments[512];
+        const char *log = flow_path("log2");
+        pid_t pid;
+        int rc;
+
+        unlink(log);
+        snprintf(arguments, sizeof(arguments),
+                "--foreground --cache %s --socket %s/s2 --memory 64MiB "
+                "--disk 128MiB",
+                cache, flow.base);
+        pid = flow_spawn(log, arguments);
+        rc = flow_wait(pid, 5);
+        if (rc < 0)
+                kill(pid, SIGKILL);
+        return rc;
+}
+
+/* It must refuse and name the first. */
+static void refused(const char *cache)
+{
+        int rc = second(cache);
+        char text[64];
+
+        cr_assert_gt(rc, 0, "%s: %d", cache, rc);
+        snprintf(text, sizeof(text), "pid=%d", (int)flow.daemon);
+        cr_assert(log_says(flow_path("log2"), text),
+                "%s: the holder is not named", cache);
+}
+
+static void still_right(void)
+{
+        struct sheaf_session *session;
+        struct sheaf_dataset *dataset;
+
+        cr_assert(flow_live());
+        cr_assert_eq(flow_open("data", &session, &dataset), 0);
+        cr_assert_eq(flow_check_view(dataset, "f", 1, 5000), 0);
+        flow_close(session, dataset);
+}
+
+Test(lifecycle, second_daemon_on_one_cache_refuses)
+{
+        const char *link = flow_path("link"), *bind = flow_path("bind");
+
+        flow_file(1, 5000, "f");
+        flow_start();
+        flow_ok("sheaf add data %s", flow.origin);
+        refused(flow.cache);
+        cr_assert(!symlink(flow.cache, link));
+        refused(link);
+        cr_assert(!mkdir(bind, 0755));
+        cr_assert(!mount(flow.cache, bind, NULL, MS_BIND, NULL));
+        refused(bind);
+        cr_assert(!umount(bind));
+        still_right();
+        kill(flow.daemon, SIGSTOP);
+        refused(flow.cache);
+        kill(flow.daemon, SIGCONT);
+        still_right();
+        cr_assert(!unlink(flow_path("cache/lock")));
+        cr_assert_gt(second(flow.cache), 0);
+        still_right();
+        flow_kill();
+        flow_start();
+        still_right();
+        flow_stop();
+}
+
+/* ---- the mount's process is killed ---- */
+
+Test(lifecycle, mount_process_killed)
+{
+        flow_file(1, 5000, "f");
+        flow_start();
+        flow_ok("sheaf add data %s", flow.origin);
+        for (int round = 0; round < 5; round++) {
+                pid_t server;
+
+                flow_mount("data", flow.mount);
+                cr_assert_eq(
+                        flow_check(flow_path("mount/f"), 1, 5000, 4096), 0);
+                server = flow_server(flow.mount);
+                cr_assert_gt(server, 0);
+                kill(server, SIGKILL);
+                cr_assert(flow_until(5, flow_server(flow.mount) != server));
+        }
+        flow_mount("data", flow.mount);
+        cr_assert_eq(flow_check(flow_path("mount/f"), 1, 5000, 4096), 0);
+        flow_umount(flow.mount);
+        cr_assert(flow_until(5, flow_stat("clients") <= 1),
+                "connections of dead mounts stay: %g", flow_stat("clients"));
+        flow_stop();
+}
+
+Test(lifecycle, unmount_while_busy)
+{
+        char text[32];
+        char byte;
+        pid_t server;
+        int fd;
+
+        flow_file(1, 500000, "f");
+        flow_start();
+        flow_ok("sheaf add data %s", flow.origin);
+        flow_mount("data", flow.mount);
+        server = flow_server(flow.mount);
+        fd = open(flow_path("mount/f"), O_RDONLY | O_CLOEXEC);
+        cr_assert_neq(flow_run("sheaf umount %s", flow.mount), 0);
+        snprintf(text, sizeof(text), "%d", (int)getpid());
+        cr_assert(strstr(flow.last.err, text), "the user is not named: %s",
+                flow.last.err);
+        cr_assert_eq(pread(fd, &byte, 1, 0), 1);
+        flow_ok("sheaf umount --lazy %s", flow.mount);
+        cr_assert_eq(flow_mounted(flow.mount), 0);
+        cr_assert_eq(access(flow_path("mount/f"), F_OK), -1);
+        cr_assert_eq(pread(fd, &byte, 1, 499999), 1);
+        close(fd);
+        cr_assert(flow_until(10,
+                          kill(server, 0) != 0 || flow_wait(server, 0) >= 0),
+                "the process of the mount lives on");
+        flow_stop();
+}
