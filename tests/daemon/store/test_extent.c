@@ -5,15 +5,35 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/userfaultfd.h>
 #include <sched.h>
 #include <stdio.h>
 #include <sys/file.h>
+#include <sys/ioctl.h>
+#include <sys/syscall.h>
 #include <sys/uio.h>
 #include <sys/wait.h>
 
 #ifndef F_SEAL_FUTURE_WRITE
 #define F_SEAL_FUTURE_WRITE 0x0010
 #endif
+
+/* Would let a user place pages of his own in a mapping. */
+static bool userfault_works(void *map, size_t len)
+{
+        struct uffdio_api api = { .api = UFFD_API };
+        struct uffdio_register reg = { .range = { (uintptr_t)map, len },
+                .mode = UFFDIO_REGISTER_MODE_MISSING };
+        int fd = (int)syscall(SYS_userfaultfd, O_CLOEXEC | UFFD_USER_MODE_ONLY);
+        bool works;
+
+        if (fd < 0)
+                return false;
+        works = ioctl(fd, UFFDIO_API, &api) == 0 &&
+                ioctl(fd, UFFDIO_REGISTER, &reg) == 0;
+        close(fd);
+        return works;
+}
 
 /* 0, or the number of the attack that worked. */
 static int attack_read_only(int fd, size_t len)
@@ -47,6 +67,13 @@ static int attack_read_only(int fd, size_t len)
         remote = (struct iovec){ map, 1 };
         if (process_vm_writev(getpid(), &local, 1, &remote, 1, 0) > 0)
                 return 10;
+        /* The kernel as the writer, on the user's behalf. */
+        again = open("/dev/zero", O_RDONLY | O_CLOEXEC);
+        if (again < 0 || read(again, map, 1) > 0)
+                return 14;
+        close(again);
+        if (userfault_works(map, len))
+                return 15;
         snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
         again = open(path, O_RDWR | O_CLOEXEC);
         if (again >= 0) {
