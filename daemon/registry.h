@@ -142,6 +142,8 @@ SHEAF_MUST_CHECK int sheaf_registry_create(struct sheaf_registry *registry,
 /* The origin, presented again by a client. */
 SHEAF_MUST_CHECK int sheaf_registry_present(struct sheaf_reg_dataset *dataset,
         const char *origin_path, int origin_fd);
+/* Ends the reader; the next need starts one at the recorded path. */
+void sheaf_registry_detach(struct sheaf_reg_dataset *dataset);
 /* Starts the reader if there is none, without a probe: for listing anew. */
 SHEAF_MUST_CHECK int sheaf_registry_origin(struct sheaf_reg_dataset *dataset,
         struct sheaf_origin **ret_origin);

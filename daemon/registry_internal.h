@@ -37,7 +37,6 @@ bool sheaf_registry_evacuate(struct sheaf_reg_dataset *dataset);
 /* registry_origin.c */
 int sheaf_registry_attach(struct sheaf_fetch_version *version,
         struct sheaf_origin **ret_origin, const char **ret_why);
-void sheaf_registry_detach(struct sheaf_reg_dataset *dataset);
 
 void sheaf_registry_free_dataset(struct sheaf_reg_dataset *dataset);
 

@@ -578,7 +578,8 @@ static void origin_done(struct sheaf_origin_read *read, int rc)
                 return;
         }
         v->counters->origin_errors++;
-        if (rc == -ESTALE || rc == -ENOENT) {
+        /* A link where a file was listed is another tree, too. */
+        if (rc == -ESTALE || rc == -ENOENT || rc == -ELOOP || rc == -EXDEV) {
                 v->counters->stale++;
                 flight_fail(f, -ESTALE, why_changed);
         } else if (rc == -ETIMEDOUT) {

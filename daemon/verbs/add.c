@@ -454,11 +454,8 @@ void sheaf_verb_update_dataset(struct sheaf_conn *conn,
                         return;
                 }
         } else if (ds->attachment == SHEAF_DETACHED) {
-                sheaf_conn_error(conn, id, -ESTALE,
-                        "the origin of '%s' is detached (%s); present it: "
-                        "sheaf update %s DIR",
-                        update->name, ds->detached_why, update->name);
-                return;
+                /* The owner wants what is at the recorded path now. */
+                sheaf_registry_detach(ds);
         }
         job_begin(conn, id, ds, false);
 }

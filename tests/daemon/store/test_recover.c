@@ -23,6 +23,24 @@ static void sizes_of(uint64_t *sizes, size_t count, unsigned int seed)
         }
 }
 
+/* Writes that the child has finished; shared with it. */
+static _Atomic unsigned int *written;
+
+static void share_counter(void)
+{
+        written = mmap(NULL, 4096, PROT_READ | PROT_WRITE,
+                MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+        cr_assert_neq((void *)written, MAP_FAILED);
+}
+
+/* Until the child has written @count chunks, 5 s at most. */
+static void await_written(unsigned int count)
+{
+        *written = 0;
+        for (int i = 0; i < 5000 && *written < count; i++)
+                usleep(1000);
+}
+
 struct killed_write {
         struct sheaf_store_write write;
         uint64_t *left;
@@ -32,7 +50,8 @@ static void on_killed_write(struct sheaf_store_write *write, int rc)
 {
         struct killed_write *w = (struct killed_write *)write;
 
-        (void)rc;
+        if (!rc)
+                ++*written;
         --*w->left;
         free((void *)write->bytes);
         free(w);
@@ -87,6 +106,7 @@ Test(recover, killed_writers_leave_nothing_wrong, .timeout = 280)
         uint64_t sizes[FILES], before = 0, after, bytes;
         unsigned int seed = 4711;
 
+        share_counter();
         sizes_of(sizes, FILES, 1);
         kit_begin(&kit, 512 * SHEAF_MIB);
         kit_version(&kit, &v, 1, 7, sizes, FILES, 1);
@@ -97,7 +117,10 @@ Test(recover, killed_writers_leave_nothing_wrong, .timeout = 280)
 
                 if (pid == 0)
                         child(&kit.config, &v);
-                usleep(10000 + (unsigned int)rand_r(&seed) % 60000);
+                /* Some die while they open, most while they write. */
+                if (round % 6)
+                        await_written((unsigned int)rand_r(&seed) % 120);
+                usleep((unsigned int)rand_r(&seed) % 20000);
                 kill(pid, SIGKILL);
                 cr_assert_eq(waitpid(pid, &status, 0), pid);
                 cr_assert(WIFSIGNALED(status), "child ended by itself: %d",
@@ -235,6 +258,7 @@ Test(recover, unchecked_segments_are_hashed_behind)
         int status, fd;
         pid_t pid;
 
+        share_counter();
         sizes_of(sizes, 300, 5);
         kit_begin(&kit, 128 * SHEAF_MIB);
         kit_version(&kit, &v, 1, 7, sizes, 300, 1);
@@ -242,7 +266,7 @@ Test(recover, unchecked_segments_are_hashed_behind)
         pid = fork();
         if (pid == 0)
                 child(&kit.config, &v);
-        usleep(700000);
+        await_written(290);
         kill(pid, SIGKILL);
         cr_assert_eq(waitpid(pid, &status, 0), pid);
         kit_open(&kit);
