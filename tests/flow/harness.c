@@ -421,6 +421,7 @@ static void collect(pid_t pid, int out, int err, struct flow_result *r)
         r->seconds = flow_now() - start;
 }
 
+SHEAF_PRINTF(3, 0)
 static int run(uid_t uid, gid_t gid, const char *format, va_list args)
 {
         static char command[1 << 16];

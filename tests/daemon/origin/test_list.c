@@ -383,7 +383,10 @@ Test(origin_list, a_tree_that_changes_during_the_walk)
         churner = fork();
         if (!churner)
                 prctl(PR_SET_PDEATHSIG, SIGKILL); /* of a test that fails */
-        for (unsigned int i = 0; !churner; i++) {
+        /* the child's own loop: it ends with the test */
+        for (unsigned int i = 0;; i++) {
+                if (churner)
+                        break;
                 sprintf(name, "d/t%u", i % 50);
                 if (i % 100 < 50)
                         tree_file(&tree, name, i % 10);
