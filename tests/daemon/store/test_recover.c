@@ -12,6 +12,8 @@
 #define ROUNDS 36
 #define FILES  3000
 
+#define ALL_WRITTEN 1000000
+
 static void sizes_of(uint64_t *sizes, size_t count, unsigned int seed)
 {
         for (size_t i = 0; i < count; i++) {
@@ -36,7 +38,6 @@ static void share_counter(void)
 /* Until the child has written @count chunks, 5 s at most. */
 static void await_written(unsigned int count)
 {
-        *written = 0;
         for (int i = 0; i < 5000 && *written < count; i++)
                 usleep(1000);
 }
@@ -95,8 +96,12 @@ static void child(const struct sheaf_store_config *base, struct kit_version *v)
                 if (c % 40 == 0)
                         usleep(1000);
         }
-        for (;;)
-                uv_run(&loop, UV_RUN_ONCE);
+        for (;;) {
+                uv_run(&loop, UV_RUN_NOWAIT);
+                if (!left)
+                        *written = ALL_WRITTEN;
+                usleep(1000);
+        }
 }
 
 Test(recover, killed_writers_leave_nothing_wrong, .timeout = 280)
@@ -112,8 +117,11 @@ Test(recover, killed_writers_leave_nothing_wrong, .timeout = 280)
         kit_version(&kit, &v, 1, 7, sizes, FILES, 1);
         kit_close(&kit);
         for (int round = 0; round < ROUNDS; round++) {
-                pid_t pid = fork();
+                pid_t pid;
                 int status;
+
+                *written = 0;
+                pid = fork();
 
                 if (pid == 0)
                         child(&kit.config, &v);
@@ -266,7 +274,7 @@ Test(recover, unchecked_segments_are_hashed_behind)
         pid = fork();
         if (pid == 0)
                 child(&kit.config, &v);
-        await_written(290);
+        await_written(ALL_WRITTEN);
         kill(pid, SIGKILL);
         cr_assert_eq(waitpid(pid, &status, 0), pid);
         kit_open(&kit);
