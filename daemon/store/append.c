@@ -531,6 +531,8 @@ static int buffer_begin(struct sheaf_store *store, struct sheaf_group *group)
         buffer->segment = segment;
         buffer->start_bytes = segment->end_bytes;
         group->append.buffer = buffer;
+        /* A write that waits for the idle flush keeps the loop alive. */
+        uv_ref((uv_handle_t *)&store->timer);
         return 0;
 }
 

@@ -68,11 +68,22 @@ static uint64_t segment_bytes_for(uint64_t bytes_max)
         return bytes;
 }
 
+static bool writes_waiting(const struct sheaf_store *store)
+{
+        for (const struct sheaf_group *g = store->groups; g; g = g->next) {
+                if (g->append.waiting || g->append.buffer)
+                        return true;
+        }
+        return false;
+}
+
 static void on_tick(uv_timer_t *timer)
 {
         struct sheaf_store *store = timer->data;
 
         sheaf_append_flush(store, SHEAF_FLUSH_IDLE_NS);
+        if (!writes_waiting(store))
+                uv_unref((uv_handle_t *)timer);
         sheaf_places_commit(store, false);
         if (sheaf_recover_step(store))
                 return;
@@ -252,15 +263,6 @@ static void fail_waiting_reads(struct sheaf_store *store)
                         read = next;
                 }
         }
-}
-
-static bool writes_waiting(const struct sheaf_store *store)
-{
-        for (const struct sheaf_group *g = store->groups; g; g = g->next) {
-                if (g->append.waiting || g->append.buffer)
-                        return true;
-        }
-        return false;
 }
 
 static void sync_versions(struct sheaf_store *store)
