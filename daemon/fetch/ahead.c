@@ -11,8 +11,8 @@
 #define WINDOW_MIN 8
 
 /* Steps to the chunk after (@entry, @index) in listing order. */
-static bool step(const struct sheaf_listing *listing,
-        struct sheaf_ahead_item *at)
+static bool step(
+        const struct sheaf_listing *listing, struct sheaf_ahead_item *at)
 {
         const struct sheaf_listing_entry *e = &listing->entries[at->entry];
         uint32_t file = e->file_ordinal;
@@ -70,9 +70,9 @@ size_t sheaf_ahead_miss(struct sheaf_ahead *ahead,
         /* Still inside what was asked for: on its way already. */
         if (ahead->run < RUN_MIN || chunk < ahead->until_chunk)
                 return 0;
-        ahead->window = ahead->window ?
-                SHEAF_MIN(2 * ahead->window, SHEAF_AHEAD_CHUNKS_MAX) :
-                WINDOW_MIN;
+        ahead->window = ahead->window ? SHEAF_MIN(2 * ahead->window,
+                                                SHEAF_AHEAD_CHUNKS_MAX)
+                                      : WINDOW_MIN;
         ahead->until_chunk = chunk;
         return collect(ahead, listing,
                 (struct sheaf_ahead_item){ .entry = entry, .index = index },

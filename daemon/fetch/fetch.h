@@ -81,8 +81,8 @@ struct sheaf_fetch {
 struct sheaf_fetcher_config {
         uv_loop_t *loop;
         struct sheaf_store *store;
-        uint64_t flights_max;      /* 0: 256 */
-        uint64_t bytes_max;        /* in flight, 0: 256 MiB */
+        uint64_t flights_max; /* 0: 256 */
+        uint64_t bytes_max;   /* in flight, 0: 256 MiB */
 };
 
 SHEAF_MUST_CHECK int sheaf_fetcher_new(
@@ -92,11 +92,11 @@ SHEAF_MUST_CHECK int sheaf_fetcher_new(
 void sheaf_fetcher_free(struct sheaf_fetcher *fetcher);
 
 /* 0; -ENOMEM, then @done is not called. */
-SHEAF_MUST_CHECK int sheaf_fetch(struct sheaf_fetcher *fetcher,
-        struct sheaf_fetch *fetch);
+SHEAF_MUST_CHECK int sheaf_fetch(
+        struct sheaf_fetcher *fetcher, struct sheaf_fetch *fetch);
 /* @done will not be called; the flight goes on for others, or to the disk. */
-void sheaf_fetch_cancel(struct sheaf_fetcher *fetcher,
-        struct sheaf_fetch *fetch);
+void sheaf_fetch_cancel(
+        struct sheaf_fetcher *fetcher, struct sheaf_fetch *fetch);
 /* The origin of @version is usable, or not (-errno with a static text). */
 void sheaf_fetch_resume(struct sheaf_fetcher *fetcher,
         struct sheaf_fetch_version *version, struct sheaf_origin *origin,
@@ -104,8 +104,8 @@ void sheaf_fetch_resume(struct sheaf_fetcher *fetcher,
 /* Ends all flights of a version that goes away; its waits end -ESTALE.
  * Returns false while work on other threads still uses it: call again after
  * the next idle callback. */
-bool sheaf_fetch_quiesce(struct sheaf_fetcher *fetcher,
-        struct sheaf_fetch_version *version);
+bool sheaf_fetch_quiesce(
+        struct sheaf_fetcher *fetcher, struct sheaf_fetch_version *version);
 
 struct sheaf_fetcher_stats {
         uint64_t in_flight, queued, hints_queued, writing, writing_bytes;

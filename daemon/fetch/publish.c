@@ -1,0 +1,141 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* From verified bytes to those who wait, and to the disk.
+ *
+ * Threads: loop thread. */
+#include "daemon/fetch/impl.h"
+
+/* Without progress for this long the disk is taken to be stuck, and chunks
+ * go unwritten rather than hold the arena. */
+#define WRITE_STUCK_NS (2 * SHEAF_NS_PER_SEC)
+
+/* Brings verified bytes into the arena of @res; 0 or -ENOBUFS, -ENOMEM. */
+static int settle_in(struct sheaf_flight *f, const struct sheaf_residence *res,
+        const void *bytes)
+{
+        sheaf_block block = sheaf_table_block(res->table, f->chunk);
+        void *room;
+        int rc;
+
+        if (block)
+                return 0;
+        block = sheaf_arena_find(res->arena, &f->digest);
+        if (block) {
+                f->version->counters->joins++;
+                return sheaf_arena_join(
+                        res->arena, block, res->table, f->chunk);
+        }
+        rc = sheaf_arena_place(res->space, f->len_bytes, &block, &room);
+        if (rc)
+                return rc;
+        memcpy(room, bytes, f->len_bytes);
+        sheaf_arena_commit(res->space, block, &f->digest, res->table, f->chunk);
+        return 0;
+}
+
+/* Answers those that wait; @durable also those that wait for the disk. */
+void sheaf_flight_serve(struct sheaf_flight *f, bool durable)
+{
+        struct sheaf_fetch *w, *next;
+
+        for (w = TAILQ_FIRST(&f->waits); w; w = next) {
+                int rc = 0;
+
+                next = TAILQ_NEXT(w, link);
+                if (w->durable && !durable)
+                        continue;
+                if (w->residence)
+                        rc = settle_in(f, w->residence, f->bytes);
+                sheaf_flight_answer(
+                        f, w, rc, f->bytes, rc ? sheaf_why_memory : NULL);
+        }
+}
+
+static void release_bytes(struct sheaf_flight *f)
+{
+        if (f->block)
+                sheaf_arena_unhold(f->home->arena, f->block);
+        f->block = 0;
+        f->bytes = NULL;
+}
+
+static void flight_end(struct sheaf_flight *f)
+{
+        sheaf_flight_serve(f, true);
+        release_bytes(f);
+        sheaf_flight_free(f);
+}
+
+static void write_done(struct sheaf_store_write *write, int rc)
+{
+        struct sheaf_flight *f =
+                (struct sheaf_flight *)((char *)write -
+                                        offsetof(struct sheaf_flight, write));
+
+        (void)rc; /* the store counts and tells why it refused */
+        f->fetcher->writing--;
+        f->fetcher->writing_bytes -= f->len_bytes;
+        f->fetcher->write_progress_ns = sheaf_now_ns();
+        flight_end(f);
+}
+
+/* True when the disk keeps up: the bytes may wait there to be written. */
+bool sheaf_fetcher_may_write(struct sheaf_fetcher *fetcher)
+{
+        if (fetcher->writing_bytes < fetcher->bytes_max)
+                return true;
+        return sheaf_now_ns() - fetcher->write_progress_ns < WRITE_STUCK_NS &&
+               fetcher->writing_bytes < 2 * fetcher->bytes_max;
+}
+
+/* Sends the held bytes to the disk, unless they are there or it is stuck. */
+void sheaf_flight_write_out(struct sheaf_flight *f)
+{
+        struct sheaf_fetcher *fetcher = f->fetcher;
+
+        if (sheaf_version_on_disk(f->version->stored, f->chunk)) {
+                flight_end(f);
+                return;
+        }
+        if (!sheaf_fetcher_may_write(fetcher)) {
+                fetcher->stats.writes_skipped++;
+                flight_end(f);
+                return;
+        }
+        f->state = SHEAF_FLIGHT_WRITING;
+        f->write.ref = sheaf_flight_ref(f);
+        f->write.bytes = f->bytes;
+        f->write.done = write_done;
+        if (!fetcher->writing++)
+                fetcher->write_progress_ns = sheaf_now_ns();
+        fetcher->writing_bytes += f->len_bytes;
+        sheaf_fetcher_kick(fetcher);
+        sheaf_store_write(fetcher->store, &f->write);
+}
+
+/* The bytes are verified and their digest is learned. */
+void sheaf_flight_publish(struct sheaf_flight *f)
+{
+        bool from_origin = f->source == SHEAF_FROM_ORIGIN;
+
+        if (f->dead) {
+                if (f->block)
+                        sheaf_arena_abort(f->home->space, f->block);
+                f->block = 0;
+                sheaf_flight_fail(f, -ESTALE, sheaf_why_gone);
+                return;
+        }
+        if (f->block) {
+                uint32_t len;
+
+                f->block = sheaf_arena_commit(f->home->space, f->block,
+                        &f->digest, f->home->table, f->chunk);
+                f->bytes = (void *)sheaf_arena_hold(
+                        f->home->arena, f->block, &len);
+        }
+        sheaf_flight_count_stop(f);
+        sheaf_flight_serve(f, false);
+        if (from_origin)
+                sheaf_flight_write_out(f);
+        else
+                flight_end(f);
+}
