@@ -93,8 +93,9 @@ static int error_shown(int rc)
         }
 }
 
+/* @why: what is known beside the errno, or "". */
 static void answer_error(struct sheaf_fs *fs, fuse_req_t req, uint32_t entry,
-        uint64_t offset_bytes, int rc)
+        uint64_t offset_bytes, int rc, const char *why)
 {
         char path[512];
 
@@ -102,11 +103,10 @@ static void answer_error(struct sheaf_fs *fs, fuse_req_t req, uint32_t entry,
                 sheaf_source_count(&fs->source, SHEAF_METER_OP_READ_ERRORS, 1);
                 sheaf_tree_say(&fs->source, entry, path, sizeof(path));
                 sheaf_fs_log(fs,
-                        "read failed file=\"%s\" offset=%llu error=\"%s\"%s",
+                        "read failed file=\"%s\" offset=%llu error=\"%s\" "
+                        "why=\"%s\"",
                         path, (unsigned long long)offset_bytes, strerror(-rc),
-                        rc == -ESTALE ? " (the file changed at its origin: run "
-                                        "`sheaf update`)"
-                                      : "");
+                        why);
         }
         fuse_reply_err(req, error_shown(rc));
 }
@@ -117,7 +117,8 @@ static void answer_view(struct sheaf_fs *fs, fuse_req_t req, uint32_t entry,
 {
         if (view->len_bytes != len_bytes) {
                 fs->source.ops->release(fs->source.arg, view);
-                answer_error(fs, req, entry, offset_bytes, -EIO);
+                answer_error(fs, req, entry, offset_bytes, -EIO,
+                        "the view has another length");
                 return;
         }
         fuse_reply_iov(req, view->pieces, (int)view->piece_count);
@@ -165,8 +166,8 @@ static void run_read(struct sheaf_job *job)
         if (rc < 0)
                 remember_failure(fs, read, rc);
         if (rc < 0)
-                answer_error(
-                        fs, read->req, read->entry, read->offset_bytes, rc);
+                answer_error(fs, read->req, read->entry, read->offset_bytes, rc,
+                        fs->source.ops->why(fs->source.arg));
         else
                 answer_view(fs, read->req, read->entry, read->offset_bytes,
                         read->len_bytes, &view);
@@ -236,10 +237,17 @@ void sheaf_fs_read(fuse_req_t req, fuse_ino_t ino, size_t len_bytes,
                 answer_view(fs, req, index, at, len, &view);
                 return;
         }
-        if (rc == -EAGAIN)
-                rc = recent_failure(fs, index, at);
-        if (!rc)
-                rc = read_later(fs, req, index, at, len);
+        if (rc != -EAGAIN) {
+                answer_error(fs, req, index, at, rc,
+                        fs->source.ops->why(fs->source.arg));
+                return;
+        }
+        rc = recent_failure(fs, index, at);
+        if (rc < 0) {
+                answer_error(fs, req, index, at, rc, "failed just before");
+                return;
+        }
+        rc = read_later(fs, req, index, at, len);
         if (rc < 0)
-                answer_error(fs, req, index, at, rc);
+                answer_error(fs, req, index, at, rc, "no room to wait");
 }

@@ -34,6 +34,10 @@ struct sheaf_source_ops {
         int (*digest)(
                 void *arg, uint32_t entry, struct sheaf_digest *ret_digest);
 
+        /* Why the calling thread's last call failed, for people; "" when
+         * that is not known. */
+        const char *(*why)(void *arg);
+
         /* Adds @n to a counter of the meter. */
         void (*count)(void *arg, enum sheaf_meter_op op, uint64_t n);
 };

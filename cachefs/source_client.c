@@ -47,6 +47,12 @@ static int client_digest(
         return sheaf_dataset_digest(arg, entry, ret_digest);
 }
 
+static const char *client_why(void *arg)
+{
+        (void)arg;
+        return sheaf_last_error();
+}
+
 static void client_count(void *arg, enum sheaf_meter_op op, uint64_t n)
 {
         sheaf_dataset_count_op(arg, op, n);
@@ -59,6 +65,7 @@ static const struct sheaf_source_ops client_ops = {
         .close_plain = client_close_plain,
         .cached = client_cached,
         .digest = client_digest,
+        .why = client_why,
         .count = client_count,
 };
 

@@ -135,6 +135,12 @@ static int fake_digest(
         return 0;
 }
 
+static const char *fake_why(void *arg)
+{
+        (void)arg;
+        return "as the test wants";
+}
+
 static void fake_count(void *arg, enum sheaf_meter_op op, uint64_t n)
 {
         struct fake_dataset *fake = arg;
@@ -149,6 +155,7 @@ static const struct sheaf_source_ops fake_ops = {
         .close_plain = fake_close_plain,
         .cached = fake_cached,
         .digest = fake_digest,
+        .why = fake_why,
         .count = fake_count,
 };
 
