@@ -150,13 +150,13 @@ static int apply(struct sheaf_config *config, int setting, const char *value)
 {
         switch (setting) {
         case CACHE:
-                return set_path(&config->cache_dir, value) ?
-                        bad("cache", value, "a directory") :
-                        0;
+                return set_path(&config->cache_dir, value)
+                               ? bad("cache", value, "a directory")
+                               : 0;
         case SOCKET:
-                return set_path(&config->socket, value) ?
-                        bad("socket", value, "a path") :
-                        0;
+                return set_path(&config->socket, value)
+                               ? bad("socket", value, "a path")
+                               : 0;
         case READER:
                 return set_path(&config->reader, value);
         case MEMORY:
@@ -181,8 +181,8 @@ static int apply(struct sheaf_config *config, int setting, const char *value)
         }
 }
 
-static int apply_line(void *arg, const char *section, const char *name,
-        const char *value)
+static int apply_line(
+        void *arg, const char *section, const char *name, const char *value)
 {
         (void)section;
         for (const struct option *o = options; o->name; o++) {
@@ -219,9 +219,9 @@ static bool is_local(const char *dir)
         if (statfs(dir, &fs))
                 return false;
         return fs.f_type != NFS_SUPER_MAGIC && fs.f_type != 0x65735546 &&
-                fs.f_type != 0x0bd00bd0 && fs.f_type != 0x00c36400 &&
-                fs.f_type != (__typeof__(fs.f_type))0xff534d42 &&
-                fs.f_type != 0x47504653;
+               fs.f_type != 0x0bd00bd0 && fs.f_type != 0x00c36400 &&
+               fs.f_type != (__typeof__(fs.f_type))0xff534d42 &&
+               fs.f_type != 0x47504653;
 }
 
 static int default_cache(struct sheaf_config *config)
@@ -268,7 +268,7 @@ static int default_socket(struct sheaf_config *config)
 static uint64_t default_memory(void)
 {
         uint64_t bytes = (uint64_t)sysconf(_SC_PHYS_PAGES) *
-                (uint64_t)sysconf(_SC_PAGESIZE) / 4;
+                         (uint64_t)sysconf(_SC_PAGESIZE) / 4;
 
         return SHEAF_MIN(bytes & ~(64 * SHEAF_MIB - 1), 16 * SHEAF_GIB);
 }
@@ -301,12 +301,12 @@ static int fill_defaults(struct sheaf_config *config)
 
         env = getenv("SHEAF_CACHE_DIR");
         if (!config->cache_dir)
-                rc = env && *env ? set_path(&config->cache_dir, env) :
-                                   default_cache(config);
+                rc = env && *env ? set_path(&config->cache_dir, env)
+                                 : default_cache(config);
         env = getenv("SHEAF_SOCKET");
         if (!rc && !config->socket)
-                rc = env && *env ? set_path(&config->socket, env) :
-                                   default_socket(config);
+                rc = env && *env ? set_path(&config->socket, env)
+                                 : default_socket(config);
         if (!rc && !config->reader)
                 rc = default_reader(config);
         if (!config->memory_bytes)
@@ -344,7 +344,8 @@ static void default_disk(struct sheaf_config *config)
 int sheaf_config_read(int argc, char **argv, struct sheaf_config *ret_config)
 {
         struct sheaf_config config = { .deadline_ms = 30000,
-                .disk_is_default = true, .floor_bytes = UINT64_MAX };
+                .disk_is_default = true,
+                .floor_bytes = UINT64_MAX };
         int opt, rc = 0;
 
         /* The file first, so that the command line wins. */

@@ -7,14 +7,14 @@
 #include "daemon/store/arena.h"
 
 struct sheaf_config {
-        char *cache_dir;        /* absolute */
-        char *socket;           /* absolute */
-        char *reader;           /* the sheaf-reader executable */
-        uint64_t memory_bytes;  /* of all arenas */
+        char *cache_dir;       /* absolute */
+        char *socket;          /* absolute */
+        char *reader;          /* the sheaf-reader executable */
+        uint64_t memory_bytes; /* of all arenas */
         uint64_t disk_bytes;
-        bool disk_is_default;   /* derived from free space at start */
-        uint64_t floor_bytes;   /* free space left on the cache's disk */
-        uint32_t deadline_ms;   /* bound of every read and wait */
+        bool disk_is_default; /* derived from free space at start */
+        uint64_t floor_bytes; /* free space left on the cache's disk */
+        uint32_t deadline_ms; /* bound of every read and wait */
         enum sheaf_pages pages;
         bool foreground;
         bool no_uring;
@@ -24,8 +24,8 @@ struct sheaf_config {
  * on; 1: all was said (--help, --version), exit 0; -EINVAL: an error was
  * printed, exit 2. Relative paths become absolute here, before anything
  * changes the working directory. */
-SHEAF_MUST_CHECK int sheaf_config_read(int argc, char **argv,
-        struct sheaf_config *ret_config);
+SHEAF_MUST_CHECK int sheaf_config_read(
+        int argc, char **argv, struct sheaf_config *ret_config);
 void sheaf_config_clear(struct sheaf_config *config);
 
 #endif

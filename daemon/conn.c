@@ -47,7 +47,7 @@ void sheaf_conn_drop_queue(struct sheaf_conn *conn)
 static bool try_later(int rc)
 {
         return rc == -EAGAIN || rc == -ETOOMANYREFS || rc == -ENOBUFS ||
-                rc == -ENOMEM;
+               rc == -ENOMEM;
 }
 
 /* Deferred: the caller may still use the connection. */
@@ -57,8 +57,8 @@ static void drop_soon(struct sheaf_conn *conn)
         shutdown(conn->sock, SHUT_RDWR);
 }
 
-static struct sheaf_out *out_new(const Sheaf__Envelope *env, const int *fds,
-        size_t fd_count)
+static struct sheaf_out *out_new(
+        const Sheaf__Envelope *env, const int *fds, size_t fd_count)
 {
         size_t len = sheaf__envelope__get_packed_size(env);
         sheaf_autofree uint8_t *data = malloc(len);
@@ -92,8 +92,8 @@ void sheaf_conn_flush(struct sheaf_conn *conn)
         struct sheaf_out *out;
 
         while ((out = TAILQ_FIRST(&conn->queue))) {
-                int rc = sheaf_wire_send(conn->sock, out->env, out->fds,
-                        out->fd_count);
+                int rc = sheaf_wire_send(
+                        conn->sock, out->env, out->fds, out->fd_count);
 
                 if (try_later(rc))
                         return; /* the server's timer tries again */
@@ -131,8 +131,8 @@ void sheaf_conn_send(struct sheaf_conn *conn, const Sheaf__Envelope *env,
                 if (out)
                         out_free(out);
                 conn->server->stats.dropped_slow++;
-                if (sheaf_log_once(&conn->server->slow_once,
-                            10 * SHEAF_NS_PER_SEC))
+                if (sheaf_log_once(
+                            &conn->server->slow_once, 10 * SHEAF_NS_PER_SEC))
                         sheaf_log(SHEAF_LOG_WARN, "client dropped",
                                 "why=\"it does not read its answers\" uid=%u "
                                 "name=%s",
@@ -144,8 +144,8 @@ void sheaf_conn_send(struct sheaf_conn *conn, const Sheaf__Envelope *env,
         conn->queue_bytes += out->bytes;
 }
 
-void sheaf_conn_error(struct sheaf_conn *conn, uint64_t id, int rc,
-        const char *format, ...)
+void sheaf_conn_error(
+        struct sheaf_conn *conn, uint64_t id, int rc, const char *format, ...)
 {
         Sheaf__Envelope env = SHEAF__ENVELOPE__INIT;
         Sheaf__Error error = SHEAF__ERROR__INIT;
@@ -174,8 +174,8 @@ void sheaf_conn_done(struct sheaf_conn *conn, uint64_t id)
         sheaf_conn_send(conn, &env, NULL, 0);
 }
 
-void sheaf_conn_progress(struct sheaf_conn *conn, uint64_t id,
-        const Sheaf__Progress *progress)
+void sheaf_conn_progress(
+        struct sheaf_conn *conn, uint64_t id, const Sheaf__Progress *progress)
 {
         Sheaf__Envelope env = SHEAF__ENVELOPE__INIT;
 
@@ -186,8 +186,8 @@ void sheaf_conn_progress(struct sheaf_conn *conn, uint64_t id,
         sheaf_conn_send(conn, &env, NULL, 0);
 }
 
-void sheaf_conn_finding(struct sheaf_conn *conn, uint64_t id,
-        const char *kind, const void *path, size_t path_len, const char *text)
+void sheaf_conn_finding(struct sheaf_conn *conn, uint64_t id, const char *kind,
+        const void *path, size_t path_len, const char *text)
 {
         Sheaf__Envelope env = SHEAF__ENVELOPE__INIT;
         Sheaf__Finding finding = SHEAF__FINDING__INIT;
@@ -225,8 +225,8 @@ void sheaf_call_end(struct sheaf_call *call)
         call->conn = NULL;
 }
 
-struct sheaf_handle *sheaf_conn_handle(struct sheaf_conn *conn, uint64_t id,
-        uint32_t number)
+struct sheaf_handle *sheaf_conn_handle(
+        struct sheaf_conn *conn, uint64_t id, uint32_t number)
 {
         if (number < SHEAF_CONN_HANDLES_MAX && conn->handles[number])
                 return conn->handles[number];
@@ -237,12 +237,12 @@ struct sheaf_handle *sheaf_conn_handle(struct sheaf_conn *conn, uint64_t id,
         return NULL;
 }
 
-struct sheaf_reg_dataset *sheaf_conn_dataset(struct sheaf_conn *conn,
-        uint64_t id, const char *name, bool to_manage)
+struct sheaf_reg_dataset *sheaf_conn_dataset(
+        struct sheaf_conn *conn, uint64_t id, const char *name, bool to_manage)
 {
         struct sheaf_reg_dataset *ds;
-        int rc = sheaf_registry_find(conn->daemon->registry, &conn->who, name,
-                &ds);
+        int rc = sheaf_registry_find(
+                conn->daemon->registry, &conn->who, name, &ds);
 
         if (rc == -ENOTUNIQ) {
                 sheaf_conn_error(conn, id, rc,

@@ -80,8 +80,7 @@ static bool may_read(void *arg, uint64_t serial, uint64_t dataset)
         return false;
 }
 
-static int load(void *arg, const char *key, const void *value,
-        size_t len_bytes)
+static int load(void *arg, const char *key, const void *value, size_t len_bytes)
 {
         struct sheaf_grants *grants = arg;
         struct sheaf_grant *grant = sheaf_new(struct sheaf_grant, 1);
@@ -108,8 +107,8 @@ static int load(void *arg, const char *key, const void *value,
         return 0;
 }
 
-int sheaf_grants_new(struct sheaf_daemon *daemon,
-        struct sheaf_grants **ret_grants)
+int sheaf_grants_new(
+        struct sheaf_daemon *daemon, struct sheaf_grants **ret_grants)
 {
         struct sheaf_grants *grants = sheaf_new(struct sheaf_grants, 1);
         int rc;
@@ -199,8 +198,8 @@ static int grant_save(struct sheaf_grants *grants, struct sheaf_grant *grant)
 }
 
 /* @dir_fd is what @dir leads to, and its owner is who asks. */
-static int check_dir(const struct sheaf_principal *owner, const char *dir,
-        int dir_fd)
+static int check_dir(
+        const struct sheaf_principal *owner, const char *dir, int dir_fd)
 {
         struct stat a, b;
 
@@ -233,14 +232,13 @@ int sheaf_grants_make(struct sheaf_grants *grants,
                 return -ENOMEM;
         grant->record = record_new(owner, dir, label, datasets, count);
         rc = grant->record ? sheaf_store_next(grants->daemon->store, "grant",
-                                     &grant->record->serial) :
-                             -ENOMEM;
+                                     &grant->record->serial)
+                           : -ENOMEM;
         if (!rc)
                 rc = grant_save(grants, grant);
         if (rc) {
                 if (grant->record)
-                        sheaf_record__grant__free_unpacked(grant->record,
-                                NULL);
+                        sheaf_record__grant__free_unpacked(grant->record, NULL);
                 free(grant);
                 return rc;
         }
@@ -248,8 +246,8 @@ int sheaf_grants_make(struct sheaf_grants *grants,
         if (rc) {
                 grant_key(grant, key);
                 if (sheaf_store_del(grants->daemon->store, key))
-                        sheaf_log(SHEAF_LOG_WARN, "grant record stays",
-                                "id=%s", grant->record->id);
+                        sheaf_log(SHEAF_LOG_WARN, "grant record stays", "id=%s",
+                                grant->record->id);
                 grant_free(grant);
                 return rc;
         }

@@ -12,15 +12,15 @@
 struct sheaf_grant {
         LIST_ENTRY(sheaf_grant) link;
         SheafRecord__Grant *record; /* owned */
-        uint64_t listener;           /* 0: its directory is not there */
-        int rc;                      /* why not */
+        uint64_t listener;          /* 0: its directory is not there */
+        int rc;                     /* why not */
         char socket[4096];
 };
 
 /* Reads all grants and listens on their sockets again; one whose directory
  * is gone is kept and tried again every few seconds. */
-SHEAF_MUST_CHECK int sheaf_grants_new(struct sheaf_daemon *daemon,
-        struct sheaf_grants **ret_grants);
+SHEAF_MUST_CHECK int sheaf_grants_new(
+        struct sheaf_daemon *daemon, struct sheaf_grants **ret_grants);
 void sheaf_grants_free(struct sheaf_grants *grants);
 
 struct sheaf_grant *sheaf_grants_first(struct sheaf_grants *grants);
@@ -32,7 +32,7 @@ SHEAF_MUST_CHECK int sheaf_grants_make(struct sheaf_grants *grants,
         const char *label, const uint64_t *datasets, size_t count,
         struct sheaf_grant **ret_grant);
 /* Ends a grant, its socket and its connections. */
-SHEAF_MUST_CHECK int sheaf_grants_revoke(struct sheaf_grants *grants,
-        struct sheaf_grant *grant);
+SHEAF_MUST_CHECK int sheaf_grants_revoke(
+        struct sheaf_grants *grants, struct sheaf_grant *grant);
 
 #endif

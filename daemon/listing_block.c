@@ -76,8 +76,8 @@ static int copy_in(int fd, struct sheaf_listing_block *block)
                 (uint64_t)st.st_size > LISTING_BYTES_MAX)
                 return -EBADMSG;
         block->len_bytes = (size_t)st.st_size;
-        block->memfd = memfd_create("sheaf-listing",
-                MFD_CLOEXEC | MFD_ALLOW_SEALING);
+        block->memfd =
+                memfd_create("sheaf-listing", MFD_CLOEXEC | MFD_ALLOW_SEALING);
         if (block->memfd < 0)
                 return -errno;
         if (fallocate(block->memfd, 0, 0, st.st_size))
@@ -100,18 +100,17 @@ static int seal(struct sheaf_listing_block *block)
         if (fcntl(block->memfd, F_ADD_SEALS,
                     F_SEAL_WRITE | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL))
                 return -errno;
-        block->map = mmap(NULL, block->len_bytes, PROT_READ, MAP_SHARED,
-                block->memfd, 0);
+        block->map = mmap(
+                NULL, block->len_bytes, PROT_READ, MAP_SHARED, block->memfd, 0);
         if (block->map == MAP_FAILED) {
                 block->map = NULL;
                 return -errno;
         }
-        return sheaf_listing_open(block->map, block->len_bytes, false,
-                &block->listing);
+        return sheaf_listing_open(
+                block->map, block->len_bytes, false, &block->listing);
 }
 
-static int write_file(const struct sheaf_listing_block *block,
-        const char *path)
+static int write_file(const struct sheaf_listing_block *block, const char *path)
 {
         char tmp[PATH_MAX];
         sheaf_autofd int fd = -1;
@@ -152,8 +151,8 @@ static int check_claim(struct sheaf_listing_block *block,
         const struct sheaf_listing *prev, uint64_t serial,
         const uint8_t uuid[16], struct sheaf_listing_pairs *pairs)
 {
-        int rc = sheaf_listing_open(block->map, block->len_bytes, true,
-                &block->listing);
+        int rc = sheaf_listing_open(
+                block->map, block->len_bytes, true, &block->listing);
 
         if (rc)
                 return rc;
@@ -166,8 +165,8 @@ static int check_claim(struct sheaf_listing_block *block,
                         return -EBADMSG;
         if (!prev)
                 return 0;
-        return sheaf_listing_inherit(prev, block->map, &block->listing,
-                note_pair, pairs);
+        return sheaf_listing_inherit(
+                prev, block->map, &block->listing, note_pair, pairs);
 }
 
 int sheaf_listing_block_import(int claim_fd, const struct sheaf_listing *prev,
@@ -260,15 +259,15 @@ int sheaf_listing_root_digest(const struct sheaf_listing *listing,
                 feed_u64(hasher, e->size_bytes);
                 for (uint64_t c = 0; c < sheaf_chunk_count(e->size_bytes);
                         c++) {
-                        const struct sheaf_digest *digest = digest_of(arg,
-                                e->first_chunk + c);
+                        const struct sheaf_digest *digest =
+                                digest_of(arg, e->first_chunk + c);
 
                         if (!sheaf_digest_known(digest)) {
                                 sheaf_hasher_free(hasher);
                                 return -ENODATA;
                         }
-                        sheaf_hasher_feed(hasher, digest->bytes,
-                                sizeof(digest->bytes));
+                        sheaf_hasher_feed(
+                                hasher, digest->bytes, sizeof(digest->bytes));
                 }
         }
         sheaf_hasher_finish(hasher, ret_digest);

@@ -31,8 +31,7 @@ static void raise_limits(void)
         struct rlimit limit;
 
         if (getrlimit(RLIMIT_NOFILE, &limit) == 0) {
-                limit.rlim_cur = SHEAF_MIN(limit.rlim_max,
-                        (rlim_t)NOFILE_MAX);
+                limit.rlim_cur = SHEAF_MIN(limit.rlim_max, (rlim_t)NOFILE_MAX);
                 setrlimit(RLIMIT_NOFILE, &limit);
         }
 }
@@ -65,8 +64,8 @@ static void extent_new(void *arg, struct sheaf_arena *arena, uint32_t extent)
                 sheaf_server_extent_new(d->server, arena, extent);
 }
 
-static void extent_dropped(void *arg, struct sheaf_arena *arena,
-        uint32_t extent)
+static void extent_dropped(
+        void *arg, struct sheaf_arena *arena, uint32_t extent)
 {
         struct sheaf_daemon *d = arg;
 
@@ -78,18 +77,22 @@ static int open_store(struct sheaf_daemon *d)
 {
         const struct sheaf_config *c = d->config;
         struct sheaf_store_config config = { .loop = d->loop,
-                .dir = c->cache_dir, .bytes_max = c->disk_bytes,
-                .floor_bytes = c->floor_bytes, .want_uring = !c->no_uring };
+                .dir = c->cache_dir,
+                .bytes_max = c->disk_bytes,
+                .floor_bytes = c->floor_bytes,
+                .want_uring = !c->no_uring };
 
         return sheaf_store_open(&config, &d->store);
 }
 
 static int open_pool(struct sheaf_daemon *d)
 {
-        struct sheaf_arena_config config = {
-                .bytes_max = d->config->memory_bytes,
-                .pages = d->config->pages, .lock_dir = d->config->cache_dir,
-                .extent_new = extent_new, .extent_dropped = extent_dropped,
+        struct sheaf_arena_config config = { .bytes_max =
+                                                     d->config->memory_bytes,
+                .pages = d->config->pages,
+                .lock_dir = d->config->cache_dir,
+                .extent_new = extent_new,
+                .extent_dropped = extent_dropped,
                 .arg = d };
         char text[SHEAF_SIZE_TEXT_MAX];
         int rc = sheaf_arena_pool_new(&config, &d->pool);
@@ -105,13 +108,14 @@ static int open_upper(struct sheaf_daemon *d)
 {
         struct sheaf_fetcher_config fetch = { .loop = d->loop,
                 .store = d->store,
-                .bytes_max = SHEAF_MIN(256 * SHEAF_MIB,
-                        d->config->memory_bytes / 4) };
+                .bytes_max = SHEAF_MIN(
+                        256 * SHEAF_MIB, d->config->memory_bytes / 4) };
         struct sheaf_registry_config registry = { .loop = d->loop,
-                .store = d->store, .pool = d->pool,
+                .store = d->store,
+                .pool = d->pool,
                 .reader_path = d->config->reader,
-                .deadline_ns = (int64_t)d->config->deadline_ms *
-                        SHEAF_NS_PER_MS };
+                .deadline_ns =
+                        (int64_t)d->config->deadline_ms * SHEAF_NS_PER_MS };
         int rc = sheaf_fetcher_new(&fetch, &d->fetcher);
 
         if (rc)
@@ -119,9 +123,8 @@ static int open_upper(struct sheaf_daemon *d)
         registry.fetcher = d->fetcher;
         rc = sheaf_registry_new(&registry, &d->registry);
         if (rc)
-                return sheaf_log_rc(rc, SHEAF_LOG_ERROR,
-                        "datasets not loaded", "cache=%s",
-                        d->config->cache_dir);
+                return sheaf_log_rc(rc, SHEAF_LOG_ERROR, "datasets not loaded",
+                        "cache=%s", d->config->cache_dir);
         rc = sheaf_server_new(d, d->config->socket, &d->server);
         if (rc == -EEXIST)
                 return sheaf_log_rc(rc, SHEAF_LOG_ERROR, "cannot listen",
@@ -200,8 +203,8 @@ static void leave_terminal(const struct sheaf_config *config, int ready_fd)
         log_fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
         null_fd = open("/dev/null", O_RDWR | O_CLOEXEC);
         if (log_fd < 0)
-                sheaf_log_rc(-errno, SHEAF_LOG_WARN, "no log file", "path=%s",
-                        path);
+                sheaf_log_rc(
+                        -errno, SHEAF_LOG_WARN, "no log file", "path=%s", path);
         if (write(ready_fd, "", 1) != 1)
                 sheaf_log(SHEAF_LOG_WARN, "parent gone", "pid=%d", getppid());
         close(ready_fd);
@@ -219,8 +222,9 @@ static int serve(const struct sheaf_config *config, int ready_fd)
 {
         static uv_loop_t loop;
         static uv_signal_t term, intr;
-        struct sheaf_daemon d = { .loop = &loop, .config = config,
-                .started_ns = sheaf_now_ns() };
+        struct sheaf_daemon d = {
+                .loop = &loop, .config = config, .started_ns = sheaf_now_ns()
+        };
         char memory[SHEAF_SIZE_TEXT_MAX], disk[SHEAF_SIZE_TEXT_MAX];
         int rc = uv_loop_init(&loop);
 

@@ -52,8 +52,8 @@ static int read_pidfd(int sock, pid_t pid)
         return (int)syscall(SYS_pidfd_open, pid, 0);
 }
 
-int sheaf_principal_read(int sock, uint64_t grant,
-        struct sheaf_principal *ret_principal)
+int sheaf_principal_read(
+        int sock, uint64_t grant, struct sheaf_principal *ret_principal)
 {
         struct sheaf_principal p = { .pidfd = -1, .grant = grant };
         struct ucred cred;
@@ -82,8 +82,8 @@ void sheaf_principal_clear(struct sheaf_principal *principal)
         sheaf_close_p(&principal->pidfd);
 }
 
-bool sheaf_principal_in_group(const struct sheaf_principal *principal,
-        gid_t gid)
+bool sheaf_principal_in_group(
+        const struct sheaf_principal *principal, gid_t gid)
 {
         if (principal->gid == gid)
                 return true;

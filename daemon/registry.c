@@ -15,9 +15,9 @@
 #include <pwd.h>
 #include <stdio.h>
 
-#define KEY_CAP      64
-#define NAME_MAX_    200
-#define SWEEP_MS     1000
+#define KEY_CAP   64
+#define NAME_MAX_ 200
+#define SWEEP_MS  1000
 
 /* ---- records ---- */
 
@@ -53,8 +53,8 @@ int sheaf_record_terminate(ProtobufCBinaryData *bytes)
         return 0;
 }
 
-static struct sheaf_reg_dataset *dataset_new(struct sheaf_registry *registry,
-        SheafRecord__Dataset *record)
+static struct sheaf_reg_dataset *dataset_new(
+        struct sheaf_registry *registry, SheafRecord__Dataset *record)
 {
         struct sheaf_reg_dataset *ds = sheaf_new(struct sheaf_reg_dataset, 1);
 
@@ -68,12 +68,12 @@ static struct sheaf_reg_dataset *dataset_new(struct sheaf_registry *registry,
         return ds;
 }
 
-static int load_record(void *arg, const char *key, const void *value,
-        size_t len_bytes)
+static int load_record(
+        void *arg, const char *key, const void *value, size_t len_bytes)
 {
         struct sheaf_registry *registry = arg;
-        SheafRecord__Dataset *record = sheaf_record__dataset__unpack(NULL,
-                len_bytes, value);
+        SheafRecord__Dataset *record =
+                sheaf_record__dataset__unpack(NULL, len_bytes, value);
         struct sheaf_reg_dataset *ds;
 
         if (!record) {
@@ -81,9 +81,9 @@ static int load_record(void *arg, const char *key, const void *value,
                         "key=%s", key);
                 return 0;
         }
-        ds = sheaf_record_terminate(&record->origin) ?
-                NULL :
-                dataset_new(registry, record);
+        ds = sheaf_record_terminate(&record->origin)
+                     ? NULL
+                     : dataset_new(registry, record);
         if (!ds) {
                 sheaf_record__dataset__free_unpacked(record, NULL);
                 return -ENOMEM;
@@ -121,8 +121,8 @@ int sheaf_registry_new(const struct sheaf_registry_config *config,
         uv_timer_start(&registry->sweep, sweep_cb, SWEEP_MS, SWEEP_MS);
         rc = registry->reader_path ? 0 : -ENOMEM;
         if (!rc)
-                rc = sheaf_store_each(registry->store, "dataset/", load_record,
-                        registry);
+                rc = sheaf_store_each(
+                        registry->store, "dataset/", load_record, registry);
         if (rc) {
                 sheaf_registry_free(registry);
                 return rc;
@@ -198,21 +198,21 @@ bool sheaf_registry_may_read(const struct sheaf_reg_dataset *dataset,
                 const struct sheaf_registry *r = dataset->registry;
 
                 return r->grant_check &&
-                        r->grant_check(r->grant_arg, who->grant, record->id);
+                       r->grant_check(r->grant_arg, who->grant, record->id);
         }
         if (who->uid == record->owner_uid || who->uid == 0)
                 return true;
         if (record->share_kind == SHEAF_SHARE_ALL)
                 return true;
         return record->share_kind == SHEAF_SHARE_GROUP &&
-                sheaf_principal_in_group(who, record->share_gid);
+               sheaf_principal_in_group(who, record->share_gid);
 }
 
 bool sheaf_registry_may_manage(const struct sheaf_reg_dataset *dataset,
         const struct sheaf_principal *who)
 {
         return !who->grant &&
-                (who->uid == dataset->record->owner_uid || who->uid == 0);
+               (who->uid == dataset->record->owner_uid || who->uid == 0);
 }
 
 void sheaf_registry_owner_text(uid_t uid, char *buf, size_t cap_bytes)
@@ -226,8 +226,8 @@ void sheaf_registry_owner_text(uid_t uid, char *buf, size_t cap_bytes)
                 snprintf(buf, cap_bytes, "%u", uid);
 }
 
-void sheaf_registry_share_text(const struct sheaf_reg_dataset *dataset,
-        char *buf, size_t cap_bytes)
+void sheaf_registry_share_text(
+        const struct sheaf_reg_dataset *dataset, char *buf, size_t cap_bytes)
 {
         struct group gr, *found = NULL;
         char space[4096];
@@ -365,8 +365,7 @@ static SheafRecord__Dataset *record_new(const struct sheaf_principal *owner,
                 return NULL;
         }
         for (size_t i = 0; i < owner->group_count; i++)
-                record->owner_group[record->n_owner_group++] =
-                        owner->groups[i];
+                record->owner_group[record->n_owner_group++] = owner->groups[i];
         return record;
 }
 
@@ -439,8 +438,8 @@ void sheaf_registry_free_dataset(struct sheaf_reg_dataset *ds)
         free(ds);
 }
 
-int sheaf_registry_share(struct sheaf_reg_dataset *dataset,
-        enum sheaf_share kind, gid_t gid)
+int sheaf_registry_share(
+        struct sheaf_reg_dataset *dataset, enum sheaf_share kind, gid_t gid)
 {
         SheafRecord__Dataset *record = dataset->record;
 
@@ -454,8 +453,8 @@ int sheaf_registry_share(struct sheaf_reg_dataset *dataset,
                 return -EBUSY;
         record->share_kind = kind;
         record->share_gid = gid;
-        return TAILQ_EMPTY(&dataset->versions) ? 0 :
-                                                 sheaf_registry_save(dataset);
+        return TAILQ_EMPTY(&dataset->versions) ? 0
+                                               : sheaf_registry_save(dataset);
 }
 
 /* ---- domains ---- */
@@ -465,8 +464,8 @@ struct sheaf_domain *sheaf_registry_domains(struct sheaf_registry *registry)
         return LIST_FIRST(&registry->domains);
 }
 
-struct sheaf_domain *sheaf_registry_domain_of(struct sheaf_registry *registry,
-        const struct sheaf_arena *arena)
+struct sheaf_domain *sheaf_registry_domain_of(
+        struct sheaf_registry *registry, const struct sheaf_arena *arena)
 {
         struct sheaf_domain *domain;
 

@@ -54,7 +54,11 @@ struct sheaf_lodging {
         struct sheaf_residence residence;
 };
 
-enum sheaf_load { SHEAF_UNLOADED, SHEAF_LOADING, SHEAF_LOADED };
+enum sheaf_load {
+        SHEAF_UNLOADED,
+        SHEAF_LOADING,
+        SHEAF_LOADED
+};
 
 struct sheaf_reg_version {
         struct sheaf_fetch_version fetch; /* first */
@@ -65,7 +69,7 @@ struct sheaf_reg_version {
         enum sheaf_load load;
         TAILQ_HEAD(, sheaf_opening) openings;
         LIST_HEAD(, sheaf_lodging) lodgings;
-        uint32_t handles;      /* open by clients and tasks */
+        uint32_t handles; /* open by clients and tasks */
         int64_t idle_since_ns;
         uint64_t listing_bytes;
 };
@@ -74,7 +78,7 @@ enum sheaf_attachment {
         SHEAF_ATTACH_NONE = 0, /* after a restart, until first needed */
         SHEAF_ATTACH_PROBING,
         SHEAF_ATTACHED,
-        SHEAF_DETACHED,        /* until a client presents it again */
+        SHEAF_DETACHED, /* until a client presents it again */
 };
 
 struct sheaf_reg_dataset {
@@ -87,11 +91,11 @@ struct sheaf_reg_dataset {
         enum sheaf_attachment attachment;
         const char *detached_why; /* static */
         struct sheaf_origin_probe probe;
-        int64_t retry_ns;         /* a detached origin is tried again then */
-        bool listing;             /* add or update under way */
+        int64_t retry_ns; /* a detached origin is tried again then */
+        bool listing;     /* add or update under way */
         bool removed;
-        uint32_t busy;            /* tasks that use it */
-        uint32_t handles;         /* open by clients, in all domains */
+        uint32_t busy;    /* tasks that use it */
+        uint32_t handles; /* open by clients, in all domains */
         struct sheaf_fetch_counters counters;
         /* Sums of meters of clients that are gone. */
         uint64_t meter[8];
@@ -145,8 +149,8 @@ SHEAF_MUST_CHECK int sheaf_registry_present(struct sheaf_reg_dataset *dataset,
 /* Ends the reader; the next need starts one at the recorded path. */
 void sheaf_registry_detach(struct sheaf_reg_dataset *dataset);
 /* Starts the reader if there is none, without a probe: for listing anew. */
-SHEAF_MUST_CHECK int sheaf_registry_origin(struct sheaf_reg_dataset *dataset,
-        struct sheaf_origin **ret_origin);
+SHEAF_MUST_CHECK int sheaf_registry_origin(
+        struct sheaf_reg_dataset *dataset, struct sheaf_origin **ret_origin);
 /* Takes over the listing of a new version: it becomes the newest. Owns
  * @block and @record on success. Durable when it returns. */
 SHEAF_MUST_CHECK int sheaf_registry_publish(struct sheaf_reg_dataset *dataset,
@@ -157,8 +161,8 @@ SHEAF_MUST_CHECK int sheaf_registry_save(struct sheaf_reg_dataset *dataset);
 /* Forgets the dataset and gives its space back as soon as nothing uses it. */
 void sheaf_registry_remove(struct sheaf_reg_dataset *dataset);
 /* Widens or narrows who may read; moves it to another domain. */
-SHEAF_MUST_CHECK int sheaf_registry_share(struct sheaf_reg_dataset *dataset,
-        enum sheaf_share kind, gid_t gid);
+SHEAF_MUST_CHECK int sheaf_registry_share(
+        struct sheaf_reg_dataset *dataset, enum sheaf_share kind, gid_t gid);
 
 /* ---- opening ---- */
 
@@ -187,15 +191,15 @@ void sheaf_lodging_use(struct sheaf_lodging *lodging, int delta);
 
 /* All domains, linked; and the one of an arena. */
 struct sheaf_domain *sheaf_registry_domains(struct sheaf_registry *registry);
-struct sheaf_domain *sheaf_registry_domain_of(struct sheaf_registry *registry,
-        const struct sheaf_arena *arena);
+struct sheaf_domain *sheaf_registry_domain_of(
+        struct sheaf_registry *registry, const struct sheaf_arena *arena);
 
 /* Puts a NUL behind bytes of a decoded record that are used as text. */
 SHEAF_MUST_CHECK int sheaf_record_terminate(ProtobufCBinaryData *bytes);
 
 /* "owner", "group:NAME", "all". */
-void sheaf_registry_share_text(const struct sheaf_reg_dataset *dataset,
-        char *buf, size_t cap_bytes);
+void sheaf_registry_share_text(
+        const struct sheaf_reg_dataset *dataset, char *buf, size_t cap_bytes);
 /* User name of the owner, or the uid in digits. */
 void sheaf_registry_owner_text(uid_t uid, char *buf, size_t cap_bytes);
 

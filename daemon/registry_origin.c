@@ -16,14 +16,17 @@
 
 #define RETRY_NS (5 * SHEAF_NS_PER_SEC)
 
-static int start_reader(struct sheaf_reg_dataset *ds, const char *path,
-        int root_fd)
+static int start_reader(
+        struct sheaf_reg_dataset *ds, const char *path, int root_fd)
 {
         const SheafRecord__Dataset *record = ds->record;
         struct sheaf_origin_config config = { .loop = ds->registry->loop,
-                .reader_path = ds->registry->reader_path, .root_fd = root_fd,
-                .root_path = path, .switch_user = ds->registry->switch_user,
-                .uid = record->owner_uid, .gid = record->owner_gid,
+                .reader_path = ds->registry->reader_path,
+                .root_fd = root_fd,
+                .root_path = path,
+                .switch_user = ds->registry->switch_user,
+                .uid = record->owner_uid,
+                .gid = record->owner_gid,
                 .groups = record->owner_group,
                 .group_count = record->n_owner_group,
                 .deadline_ns = ds->registry->deadline_ns };
@@ -61,8 +64,8 @@ int sheaf_registry_present(struct sheaf_reg_dataset *dataset,
         return 0;
 }
 
-int sheaf_registry_origin(struct sheaf_reg_dataset *dataset,
-        struct sheaf_origin **ret_origin)
+int sheaf_registry_origin(
+        struct sheaf_reg_dataset *dataset, struct sheaf_origin **ret_origin)
 {
         int rc;
 
@@ -79,8 +82,10 @@ int sheaf_registry_origin(struct sheaf_reg_dataset *dataset,
 
 static void probed(struct sheaf_origin_probe *probe, int rc)
 {
-        struct sheaf_reg_dataset *ds = (struct sheaf_reg_dataset *)((char *)
-                probe - offsetof(struct sheaf_reg_dataset, probe));
+        struct sheaf_reg_dataset *ds =
+                (struct sheaf_reg_dataset *)((char *)probe -
+                                             offsetof(struct sheaf_reg_dataset,
+                                                     probe));
         struct sheaf_reg_version *version;
         const char *why = NULL;
 
@@ -120,8 +125,7 @@ int sheaf_registry_attach(struct sheaf_fetch_version *fetch,
                 *ret_why = "the dataset was removed";
                 return -ESTALE;
         }
-        if (ds->attachment == SHEAF_DETACHED &&
-                sheaf_now_ns() >= ds->retry_ns)
+        if (ds->attachment == SHEAF_DETACHED && sheaf_now_ns() >= ds->retry_ns)
                 sheaf_registry_detach(ds); /* none: tried again */
         switch (ds->attachment) {
         case SHEAF_ATTACHED:

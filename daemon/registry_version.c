@@ -63,15 +63,15 @@ struct load {
         int rc;
 };
 
-static int loaded(struct sheaf_reg_version *v,
-        struct sheaf_listing_block *block)
+static int loaded(
+        struct sheaf_reg_version *v, struct sheaf_listing_block *block)
 {
         int rc;
 
         v->block = *block;
         v->fetch.listing = v->block.listing;
-        rc = sheaf_version_open(v->dataset->registry->store,
-                &v->fetch.listing, v->dataset->record->id, &v->fetch.stored);
+        rc = sheaf_version_open(v->dataset->registry->store, &v->fetch.listing,
+                v->dataset->record->id, &v->fetch.stored);
         if (rc)
                 return rc;
         v->load = SHEAF_LOADED;
@@ -84,8 +84,8 @@ static void load_work(uv_work_t *work)
 {
         struct load *load = work->data;
 
-        load->rc = sheaf_listing_block_load(load->path, &load->digest,
-                &load->block);
+        load->rc = sheaf_listing_block_load(
+                load->path, &load->digest, &load->block);
 }
 
 static void load_done(uv_work_t *work, int status)
@@ -135,10 +135,10 @@ static int load_start(struct sheaf_reg_version *v)
                 load->path, sizeof(load->path) - 16);
         if (!rc) {
                 len = strlen(load->path);
-                snprintf(load->path + len, sizeof(load->path) - len,
-                        "/listing");
-                rc = uv_queue_work(registry->loop, &load->work, load_work,
-                        load_done);
+                snprintf(
+                        load->path + len, sizeof(load->path) - len, "/listing");
+                rc = uv_queue_work(
+                        registry->loop, &load->work, load_work, load_done);
         }
         if (rc) {
                 free(load);
@@ -203,8 +203,8 @@ static void carry_digests(struct sheaf_reg_version *from,
                 for (uint64_t c = 0; c < sheaf_chunk_count(a->size_bytes);
                         c++) {
                         const struct sheaf_digest *digest =
-                                sheaf_version_digest(from->fetch.stored,
-                                        a->first_chunk + c);
+                                sheaf_version_digest(
+                                        from->fetch.stored, a->first_chunk + c);
 
                         if (sheaf_digest_known(digest))
                                 sheaf_version_learn(to->fetch.stored,
@@ -214,8 +214,8 @@ static void carry_digests(struct sheaf_reg_version *from,
 }
 
 /* Appends @record to the dataset's durable record. */
-static int record_append(SheafRecord__Dataset *record,
-        SheafRecord__Version *version)
+static int record_append(
+        SheafRecord__Dataset *record, SheafRecord__Version *version)
 {
         void *grown = realloc(record->version,
                 (record->n_version + 1) * sizeof(*record->version));
@@ -227,15 +227,14 @@ static int record_append(SheafRecord__Dataset *record,
         return 0;
 }
 
-static void record_take(SheafRecord__Dataset *record,
-        SheafRecord__Version *version)
+static void record_take(
+        SheafRecord__Dataset *record, SheafRecord__Version *version)
 {
         for (size_t i = 0; i < record->n_version; i++) {
                 if (record->version[i] != version)
                         continue;
                 memmove(&record->version[i], &record->version[i + 1],
-                        (record->n_version - i - 1) *
-                                sizeof(*record->version));
+                        (record->n_version - i - 1) * sizeof(*record->version));
                 record->n_version--;
                 return;
         }
@@ -276,8 +275,7 @@ int sheaf_registry_publish(struct sheaf_reg_dataset *dataset,
 static int domain_get(struct sheaf_registry *registry, enum sheaf_share kind,
         uint64_t id, struct sheaf_domain **ret_domain)
 {
-        static const char *const kinds[] = { "owner", "group", "all",
-                "grant" };
+        static const char *const kinds[] = { "owner", "group", "all", "grant" };
         struct sheaf_domain *domain;
         int rc;
 
@@ -336,8 +334,8 @@ int sheaf_registry_lodge(struct sheaf_reg_version *version,
         const struct sheaf_principal *who, struct sheaf_lodging **ret_lodging)
 {
         struct sheaf_reg_dataset *ds = version->dataset;
-        enum sheaf_share kind = who->grant ? SHEAF_SHARE_GRANT :
-                                             ds->record->share_kind;
+        enum sheaf_share kind =
+                who->grant ? SHEAF_SHARE_GRANT : ds->record->share_kind;
         uint64_t id = who->grant;
         struct sheaf_domain *domain;
         struct sheaf_tenancy *tenancy;
@@ -385,11 +383,11 @@ void sheaf_lodging_use(struct sheaf_lodging *lodging, int delta)
         tenancy->handles += (uint32_t)delta;
         ds->handles += (uint32_t)delta;
         if (ds_was != (ds->handles > 0))
-                sheaf_store_group_live(ds->registry->store, ds->record->id,
-                        ds->handles > 0);
+                sheaf_store_group_live(
+                        ds->registry->store, ds->record->id, ds->handles > 0);
         if (was != (tenancy->handles > 0))
-                sheaf_space_set_live(tenancy->space, tenancy->handles > 0,
-                        sheaf_now_ns());
+                sheaf_space_set_live(
+                        tenancy->space, tenancy->handles > 0, sheaf_now_ns());
 }
 
 /* ---- going ---- */
@@ -444,8 +442,8 @@ static void version_remove(struct sheaf_reg_version *v)
         if (v->load == SHEAF_LOADED)
                 version_unload(v);
         TAILQ_REMOVE(&ds->versions, v, link);
-        rc = sheaf_version_remove(ds->registry->store, v->record->uuid.data,
-                v->record->serial);
+        rc = sheaf_version_remove(
+                ds->registry->store, v->record->uuid.data, v->record->serial);
         if (rc && rc != -ENOENT)
                 sheaf_log_rc(rc, SHEAF_LOG_WARN, "version not removed",
                         "dataset=%s serial=%llu", ds->record->name,

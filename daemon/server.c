@@ -41,18 +41,18 @@ static void fold_meter(struct sheaf_handle *h)
                 const _Atomic uint64_t *words = &s->hits;
 
                 for (size_t w = 0; w < SHEAF_ARRAY_LEN(ds->meter); w++)
-                        ds->meter[w] += atomic_load_explicit(&words[w],
-                                memory_order_relaxed);
+                        ds->meter[w] += atomic_load_explicit(
+                                &words[w], memory_order_relaxed);
         }
         for (size_t i = 0; i < SHEAF_METER_OPS; i++)
-                ds->op[i] += atomic_load_explicit(&h->meter->op[i],
-                        memory_order_relaxed);
+                ds->op[i] += atomic_load_explicit(
+                        &h->meter->op[i], memory_order_relaxed);
         munmap((void *)h->meter, sizeof(*h->meter));
         h->meter = NULL;
 }
 
-void sheaf_conn_close_handle(struct sheaf_conn *conn,
-        struct sheaf_handle *handle)
+void sheaf_conn_close_handle(
+        struct sheaf_conn *conn, struct sheaf_handle *handle)
 {
         fold_meter(handle);
         sheaf_close_p(&handle->meter_fd);
@@ -141,9 +141,8 @@ static int conn_new(struct sheaf_listener *listener, int sock)
         }
         conn->poll.data = conn;
         uv_poll_start(&conn->poll, UV_READABLE, sheaf_conn_readable);
-        if (conn->who.pidfd >= 0 &&
-                !uv_poll_init(server->daemon->loop, &conn->pid_poll,
-                        conn->who.pidfd)) {
+        if (conn->who.pidfd >= 0 && !uv_poll_init(server->daemon->loop,
+                                            &conn->pid_poll, conn->who.pidfd)) {
                 conn->pid_polled = true;
                 conn->pid_poll.data = conn;
                 uv_poll_start(&conn->pid_poll, UV_READABLE, process_ended);
@@ -181,8 +180,8 @@ static void accept_cb(uv_poll_t *poll, int status, int events)
                         sock = accept4(listener->sock, NULL, NULL,
                                 SOCK_CLOEXEC | SOCK_NONBLOCK);
                         refuse(server, sock, rc);
-                        server->spare_fd = open("/dev/null",
-                                O_RDONLY | O_CLOEXEC);
+                        server->spare_fd =
+                                open("/dev/null", O_RDONLY | O_CLOEXEC);
                         if (sock < 0)
                                 return;
                         continue;
@@ -225,8 +224,8 @@ int sheaf_server_listen(struct sheaf_server *server, const char *path,
         if (!listener)
                 return -ENOMEM;
         listener->path = strdup(path);
-        listener->sock = listener->path ? sheaf_wire_listen(path, 0666) :
-                                          -ENOMEM;
+        listener->sock =
+                listener->path ? sheaf_wire_listen(path, 0666) : -ENOMEM;
         if (listener->sock < 0) {
                 rc = listener->sock;
                 free(listener->path);
@@ -235,8 +234,8 @@ int sheaf_server_listen(struct sheaf_server *server, const char *path,
         }
         if (lstat(path, &listener->made))
                 memset(&listener->made, 0, sizeof(listener->made));
-        rc = uv_poll_init(server->daemon->loop, &listener->poll,
-                listener->sock);
+        rc = uv_poll_init(
+                server->daemon->loop, &listener->poll, listener->sock);
         if (rc) {
                 close(listener->sock);
                 free(listener->path);
@@ -355,8 +354,8 @@ void sheaf_server_drop_grant(struct sheaf_server *server, uint64_t grant)
         }
 }
 
-void sheaf_server_stats(const struct sheaf_server *server,
-        struct sheaf_server_stats *ret_stats)
+void sheaf_server_stats(
+        const struct sheaf_server *server, struct sheaf_server_stats *ret_stats)
 {
         *ret_stats = server->stats;
 }
@@ -390,8 +389,8 @@ int sheaf_conn_ghost(struct sheaf_conn *conn, int fd)
                 if (ghost->count == SHEAF_ARRAY_LEN(ghost->ghosts))
                         rc = -ENOSPC;
                 else
-                        rc = sheaf_ghost_new(part->pins,
-                                &ghost->ghosts[ghost->count]);
+                        rc = sheaf_ghost_new(
+                                part->pins, &ghost->ghosts[ghost->count]);
                 if (rc) {
                         ghost_end(ghost);
                         return rc;

@@ -50,7 +50,7 @@ struct sheaf_call {
 struct sheaf_handle {
         uint32_t number;
         struct sheaf_reg_version *version;
-        struct sheaf_lodging *lodging; /* NULL: opened for figures only */
+        struct sheaf_lodging *lodging;   /* NULL: opened for figures only */
         const struct sheaf_meter *meter; /* mapped read-only; claims */
         int meter_fd;
         struct sheaf_ahead ahead;
@@ -138,11 +138,10 @@ void sheaf_conn_send(struct sheaf_conn *conn, const Sheaf__Envelope *env,
 void sheaf_conn_error(struct sheaf_conn *conn, uint64_t id, int rc,
         const char *format, ...) SHEAF_PRINTF(4, 5);
 void sheaf_conn_done(struct sheaf_conn *conn, uint64_t id);
-void sheaf_conn_progress(struct sheaf_conn *conn, uint64_t id,
-        const Sheaf__Progress *progress);
-void sheaf_conn_finding(struct sheaf_conn *conn, uint64_t id,
-        const char *kind, const void *path, size_t path_len,
-        const char *text);
+void sheaf_conn_progress(
+        struct sheaf_conn *conn, uint64_t id, const Sheaf__Progress *progress);
+void sheaf_conn_finding(struct sheaf_conn *conn, uint64_t id, const char *kind,
+        const void *path, size_t path_len, const char *text);
 
 /* Registers a long request. -EBUSY: too many at once. */
 SHEAF_MUST_CHECK int sheaf_call_begin(struct sheaf_conn *conn, uint64_t id,
@@ -150,15 +149,15 @@ SHEAF_MUST_CHECK int sheaf_call_begin(struct sheaf_conn *conn, uint64_t id,
 void sheaf_call_end(struct sheaf_call *call);
 
 /* Handle by number, or NULL after an error was sent. */
-struct sheaf_handle *sheaf_conn_handle(struct sheaf_conn *conn, uint64_t id,
-        uint32_t number);
-void sheaf_conn_close_handle(struct sheaf_conn *conn,
-        struct sheaf_handle *handle);
+struct sheaf_handle *sheaf_conn_handle(
+        struct sheaf_conn *conn, uint64_t id, uint32_t number);
+void sheaf_conn_close_handle(
+        struct sheaf_conn *conn, struct sheaf_handle *handle);
 /* What the client holds now stays held until the pipe @fd (taken over, also
  * on failure) hangs up. */
 SHEAF_MUST_CHECK int sheaf_conn_ghost(struct sheaf_conn *conn, int fd);
 /* Finds a dataset by name for this client, or sends the error: NULL. */
-struct sheaf_reg_dataset *sheaf_conn_dataset(struct sheaf_conn *conn,
-        uint64_t id, const char *name, bool to_manage);
+struct sheaf_reg_dataset *sheaf_conn_dataset(
+        struct sheaf_conn *conn, uint64_t id, const char *name, bool to_manage);
 
 #endif

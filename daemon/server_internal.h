@@ -22,9 +22,9 @@ struct sheaf_server {
         LIST_HEAD(, sheaf_conn) conns;
         LIST_HEAD(, sheaf_fork_ghost) ghosts;
         uint64_t numbers;
-        uv_timer_t timer;  /* retries sends and accepts that lacked fds */
+        uv_timer_t timer; /* retries sends and accepts that lacked fds */
         bool closing;
-        int spare_fd;      /* given up to accept and refuse when at the limit */
+        int spare_fd; /* given up to accept and refuse when at the limit */
         struct sheaf_server_stats stats;
         struct sheaf_log_once refused_once, bad_once, slow_once;
 };

@@ -38,7 +38,7 @@ struct listing_job {
         struct sheaf_listing_block block;
         struct sheaf_listing_pairs pairs;
         int rc;
-        bool fresh;     /* add: the dataset goes when this fails */
+        bool fresh; /* add: the dataset goes when this fails */
         bool prev_held;
         int64_t progress_ns;
 };
@@ -94,8 +94,7 @@ static void tell_summary(struct listing_job *job)
                         (unsigned long long)s->unreadable_files,
                         (unsigned long long)s->unreadable_dirs);
                 sheaf_conn_finding(conn, job->call.id, "unreadable",
-                        s->first_unreadable, strlen(s->first_unreadable),
-                        text);
+                        s->first_unreadable, strlen(s->first_unreadable), text);
         }
         if (s->skipped_special) {
                 snprintf(text, sizeof(text),
@@ -126,16 +125,15 @@ static void job_publish(struct listing_job *job)
                 return;
         }
         job->record = NULL;
-        sheaf_log(SHEAF_LOG_INFO, job->fresh ? "dataset added" :
-                                               "dataset updated",
+        sheaf_log(SHEAF_LOG_INFO,
+                job->fresh ? "dataset added" : "dataset updated",
                 "name=%s owner=%u files=%llu bytes=%llu", ds->record->name,
-                ds->record->owner_uid,
-                (unsigned long long)job->summary.files,
+                ds->record->owner_uid, (unsigned long long)job->summary.files,
                 (unsigned long long)job->summary.bytes);
         tell_summary(job);
         ds->listing = false;
-        sheaf_dataset_fill_info(ds, sheaf_registry_version(ds, NULL), &info,
-                &space);
+        sheaf_dataset_fill_info(
+                ds, sheaf_registry_version(ds, NULL), &info, &space);
         env.id = id;
         env.body_case = SHEAF__ENVELOPE__BODY_DATASET_INFO;
         env.dataset_info = &info;
@@ -171,16 +169,17 @@ static void check_done(uv_work_t *work, int status)
 static void listed(struct sheaf_origin_list *list, int rc, int memfd,
         const struct sheaf_origin_summary *summary)
 {
-        struct listing_job *job = (struct listing_job *)((char *)list -
-                offsetof(struct listing_job, list));
+        struct listing_job *job =
+                (struct listing_job *)((char *)list -
+                                       offsetof(struct listing_job, list));
 
         job->claim_fd = memfd;
         if (rc || !job->call.conn) {
                 job_fail(job, rc ? rc : -ECANCELED,
-                        rc == -ETIMEDOUT ?
-                                "the origin stopped answering while it was "
-                                "listed" :
-                                "the origin cannot be listed");
+                        rc == -ETIMEDOUT
+                                ? "the origin stopped answering while it was "
+                                  "listed"
+                                : "the origin cannot be listed");
                 return;
         }
         job->summary = *summary;
@@ -188,19 +187,20 @@ static void listed(struct sheaf_origin_list *list, int rc, int memfd,
         job->record->links = summary->links;
         job->record->escaping_links = summary->escaping_links;
         job->record->skipped_special = summary->skipped_special;
-        job->record->unreadable = summary->unreadable_dirs +
-                summary->unreadable_files;
+        job->record->unreadable =
+                summary->unreadable_dirs + summary->unreadable_files;
         job->work.data = job;
-        rc = uv_queue_work(job->daemon->loop, &job->work, check_work,
-                check_done);
+        rc = uv_queue_work(
+                job->daemon->loop, &job->work, check_work, check_done);
         if (rc)
                 job_fail(job, rc, "out of memory");
 }
 
 static void progress(struct sheaf_origin_list *list, uint64_t entries)
 {
-        struct listing_job *job = (struct listing_job *)((char *)list -
-                offsetof(struct listing_job, list));
+        struct listing_job *job =
+                (struct listing_job *)((char *)list -
+                                       offsetof(struct listing_job, list));
         Sheaf__Progress p = SHEAF__PROGRESS__INIT;
         int64_t now_ns = sheaf_now_ns();
 
@@ -248,8 +248,8 @@ static int prepare(struct listing_job *job)
         job->record = record_new();
         if (!job->record)
                 return -ENOMEM;
-        rc = sheaf_store_next(job->daemon->store, "serial",
-                &job->record->serial);
+        rc = sheaf_store_next(
+                job->daemon->store, "serial", &job->record->serial);
         if (!rc)
                 rc = sheaf_version_dir(job->daemon->store,
                         job->record->uuid.data, job->path,
@@ -272,8 +272,9 @@ static int prepare(struct listing_job *job)
 
 static void prev_opened(struct sheaf_opening *opening, int rc)
 {
-        struct listing_job *job = (struct listing_job *)((char *)opening -
-                offsetof(struct listing_job, opening));
+        struct listing_job *job =
+                (struct listing_job *)((char *)opening -
+                                       offsetof(struct listing_job, opening));
 
         /* A damaged listing is no reason not to list anew. */
         job->prev_held = rc == 0;
@@ -287,8 +288,8 @@ static void job_begin(struct sheaf_conn *conn, uint64_t id,
         struct sheaf_reg_dataset *ds, bool fresh)
 {
         struct listing_job *job = sheaf_new(struct listing_job, 1);
-        int rc = job ? sheaf_call_begin(conn, id, &job->call, abandon) :
-                       -ENOMEM;
+        int rc =
+                job ? sheaf_call_begin(conn, id, &job->call, abandon) : -ENOMEM;
 
         if (rc) {
                 free(job);
@@ -315,8 +316,8 @@ static void job_begin(struct sheaf_conn *conn, uint64_t id,
 }
 
 /* "", "owner", "all", "group:NAME" or "group:GID". */
-int sheaf_share_parse(const char *text, enum sheaf_share *ret_kind,
-        gid_t *ret_gid)
+int sheaf_share_parse(
+        const char *text, enum sheaf_share *ret_kind, gid_t *ret_gid)
 {
         struct group gr, *found = NULL;
         char space[4096], *end;
@@ -353,7 +354,7 @@ bool sheaf_share_covered(int root_fd, enum sheaf_share kind, gid_t gid)
         if ((st.st_mode & 0005) == 0005)
                 return true;
         return kind == SHEAF_SHARE_GROUP && st.st_gid == gid &&
-                (st.st_mode & 0050) == 0050;
+               (st.st_mode & 0050) == 0050;
 }
 
 static bool fd_is_directory(int fd)
@@ -373,8 +374,7 @@ static int path_text(const ProtobufCBinaryData *bytes, char *buf, size_t cap)
         return 0;
 }
 
-void sheaf_verb_add_dataset(struct sheaf_conn *conn,
-        struct sheaf_wire_msg *msg)
+void sheaf_verb_add_dataset(struct sheaf_conn *conn, struct sheaf_wire_msg *msg)
 {
         const Sheaf__AddDataset *add = msg->env->add_dataset;
         uint64_t id = msg->env->id;
@@ -408,12 +408,12 @@ void sheaf_verb_add_dataset(struct sheaf_conn *conn,
                 add->name, origin, fd, add->follow, &ds);
         if (rc) {
                 sheaf_conn_error(conn, id, rc,
-                        rc == -EEXIST ? "you have a dataset '%s' already; "
-                                        "sheaf update %s lists it anew" :
-                        rc == -EINVAL ? "'%s' is no name for a dataset: "
-                                        "printable, at most 200 bytes, not "
-                                        "beginning with - ~ / or ." :
-                                        "dataset '%s' cannot be made",
+                        rc == -EEXIST   ? "you have a dataset '%s' already; "
+                                          "sheaf update %s lists it anew"
+                        : rc == -EINVAL ? "'%s' is no name for a dataset: "
+                                          "printable, at most 200 bytes, not "
+                                          "beginning with - ~ / or ."
+                                        : "dataset '%s' cannot be made",
                         add->name, add->name);
                 return;
         }
@@ -422,13 +422,13 @@ void sheaf_verb_add_dataset(struct sheaf_conn *conn,
         job_begin(conn, id, ds, true);
 }
 
-void sheaf_verb_update_dataset(struct sheaf_conn *conn,
-        struct sheaf_wire_msg *msg)
+void sheaf_verb_update_dataset(
+        struct sheaf_conn *conn, struct sheaf_wire_msg *msg)
 {
         const Sheaf__UpdateDataset *update = msg->env->update_dataset;
         uint64_t id = msg->env->id;
-        struct sheaf_reg_dataset *ds = sheaf_conn_dataset(conn, id,
-                update->name, true);
+        struct sheaf_reg_dataset *ds =
+                sheaf_conn_dataset(conn, id, update->name, true);
         sheaf_autofd int fd = sheaf_wire_take_fd(msg, 0);
         char origin[PATH_MAX];
         int rc;

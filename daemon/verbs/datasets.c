@@ -8,8 +8,8 @@
 
 #include <stdio.h>
 
-static const char *state_of(const struct sheaf_reg_dataset *ds,
-        const struct sheaf_reg_version *v)
+static const char *state_of(
+        const struct sheaf_reg_dataset *ds, const struct sheaf_reg_version *v)
 {
         if (!v)
                 return "listing";
@@ -37,21 +37,21 @@ static void fill_version(struct sheaf_reg_version *v, Sheaf__DatasetInfo *info,
         info->skipped_special = r->skipped_special;
         info->unreadable = r->unreadable;
         if (r->root_digest.len == SHEAF_DIGEST_BYTES) {
-                sheaf_digest_hex((const struct sheaf_digest *)
-                                         r->root_digest.data,
+                sheaf_digest_hex(
+                        (const struct sheaf_digest *)r->root_digest.data,
                         space->digest);
                 info->root_digest = space->digest;
         }
         if (v->load != SHEAF_LOADED)
                 return;
         info->chunks_known = sheaf_version_known(v->fetch.stored);
-        info->disk_chunks = sheaf_version_disk(v->fetch.stored,
-                &info->disk_bytes);
+        info->disk_chunks =
+                sheaf_version_disk(v->fetch.stored, &info->disk_bytes);
         LIST_FOREACH (lodging, &v->lodgings, link) {
                 uint64_t bytes = 0;
 
-                info->arena_chunks += sheaf_table_resident(
-                        lodging->residence.table, &bytes);
+                info->arena_chunks +=
+                        sheaf_table_resident(lodging->residence.table, &bytes);
                 info->arena_bytes += bytes;
         }
 }
@@ -63,8 +63,8 @@ void sheaf_dataset_fill_info(struct sheaf_reg_dataset *ds,
         const SheafRecord__Dataset *record = ds->record;
         struct sheaf_reg_version *each;
 
-        sheaf_registry_owner_text(record->owner_uid, space->owner,
-                sizeof(space->owner));
+        sheaf_registry_owner_text(
+                record->owner_uid, space->owner, sizeof(space->owner));
         sheaf_registry_share_text(ds, space->share, sizeof(space->share));
         info->name = record->name;
         info->owner = space->owner;
@@ -78,8 +78,8 @@ void sheaf_dataset_fill_info(struct sheaf_reg_dataset *ds,
                         record->share_gid);
         else
                 snprintf(space->domain, sizeof(space->domain), "%s",
-                        record->share_kind == SHEAF_SHARE_ALL ? "all" :
-                                                                "owner");
+                        record->share_kind == SHEAF_SHARE_ALL ? "all"
+                                                              : "owner");
         info->domain = space->domain;
         if (ds->attachment == SHEAF_DETACHED)
                 info->note = (char *)ds->detached_why;
@@ -97,8 +97,8 @@ static void send_info(struct sheaf_conn *conn, uint64_t id,
         Sheaf__DatasetInfo info = SHEAF__DATASET_INFO__INIT;
         struct sheaf_info_space space;
 
-        sheaf_dataset_fill_info(ds, sheaf_registry_version(ds, NULL), &info,
-                &space);
+        sheaf_dataset_fill_info(
+                ds, sheaf_registry_version(ds, NULL), &info, &space);
         env.id = id;
         env.more = more;
         env.body_case = SHEAF__ENVELOPE__BODY_DATASET_INFO;
@@ -115,8 +115,9 @@ struct info_call {
 
 static void info_opened(struct sheaf_opening *opening, int rc)
 {
-        struct info_call *info = (struct info_call *)((char *)opening -
-                offsetof(struct info_call, opening));
+        struct info_call *info =
+                (struct info_call *)((char *)opening -
+                                     offsetof(struct info_call, opening));
         struct sheaf_conn *conn = info->call.conn;
         uint64_t id = info->call.id;
 
@@ -136,8 +137,8 @@ static void info_abandon(struct sheaf_call *call)
         free(info);
 }
 
-void sheaf_verb_list_datasets(struct sheaf_conn *conn,
-        struct sheaf_wire_msg *msg)
+void sheaf_verb_list_datasets(
+        struct sheaf_conn *conn, struct sheaf_wire_msg *msg)
 {
         const char *name = msg->env->list_datasets->name;
         uint64_t id = msg->env->id;
@@ -168,8 +169,8 @@ void sheaf_verb_list_datasets(struct sheaf_conn *conn,
         sheaf_registry_open(&info->opening);
 }
 
-static void close_handles(struct sheaf_server *server,
-        const struct sheaf_reg_dataset *ds)
+static void close_handles(
+        struct sheaf_server *server, const struct sheaf_reg_dataset *ds)
 {
         struct sheaf_conn *conn;
 
@@ -178,8 +179,7 @@ static void close_handles(struct sheaf_server *server,
                 for (uint32_t i = 0; i < SHEAF_CONN_HANDLES_MAX; i++)
                         if (conn->handles[i] &&
                                 conn->handles[i]->version->dataset == ds)
-                                sheaf_conn_close_handle(conn,
-                                        conn->handles[i]);
+                                sheaf_conn_close_handle(conn, conn->handles[i]);
 }
 
 /* "name (pid), ..." of who reads the dataset. */
@@ -200,18 +200,17 @@ static void users_text(struct sheaf_server *server,
                 if (!uses || len + 96 > cap)
                         continue;
                 len += (size_t)snprintf(buf + len, cap - len, "%s%s %s (%d)",
-                        len ? ", " : "", conn->kind, conn->name,
-                        conn->who.pid);
+                        len ? ", " : "", conn->kind, conn->name, conn->who.pid);
         }
 }
 
-void sheaf_verb_remove_dataset(struct sheaf_conn *conn,
-        struct sheaf_wire_msg *msg)
+void sheaf_verb_remove_dataset(
+        struct sheaf_conn *conn, struct sheaf_wire_msg *msg)
 {
         const Sheaf__RemoveDataset *remove = msg->env->remove_dataset;
         uint64_t id = msg->env->id;
-        struct sheaf_reg_dataset *ds = sheaf_conn_dataset(conn, id,
-                remove->name, true);
+        struct sheaf_reg_dataset *ds =
+                sheaf_conn_dataset(conn, id, remove->name, true);
         char users[512];
 
         if (!ds)
@@ -236,8 +235,8 @@ void sheaf_verb_share(struct sheaf_conn *conn, struct sheaf_wire_msg *msg)
 {
         const Sheaf__Share *share = msg->env->share;
         uint64_t id = msg->env->id;
-        struct sheaf_reg_dataset *ds = sheaf_conn_dataset(conn, id,
-                share->name, true);
+        struct sheaf_reg_dataset *ds =
+                sheaf_conn_dataset(conn, id, share->name, true);
         sheaf_autofd int fd = sheaf_wire_take_fd(msg, 0);
         enum sheaf_share kind;
         gid_t gid;
@@ -263,8 +262,8 @@ void sheaf_verb_share(struct sheaf_conn *conn, struct sheaf_wire_msg *msg)
         if (rc)
                 sheaf_conn_error(conn, id, rc,
                         rc == -EBUSY ? "'%s' is in use; its readers must end "
-                                       "first" :
-                                       "'%s': the change cannot be recorded",
+                                       "first"
+                                     : "'%s': the change cannot be recorded",
                         share->name);
         else
                 sheaf_conn_done(conn, id);

@@ -47,8 +47,8 @@ static void census_fail(struct census *c, int rc, const char *text)
         uint64_t id = c->call.id;
 
         sheaf_call_end(&c->call);
-        sheaf_conn_error(conn, id, rc, "%s: %s", c->dataset->record->name,
-                text);
+        sheaf_conn_error(
+                conn, id, rc, "%s: %s", c->dataset->record->name, text);
         census_end(c);
 }
 
@@ -66,9 +66,10 @@ static void look_at(struct census *c, uint32_t entry, uint32_t index)
         struct sheaf_lodging *lodging;
         struct sheaf_chunk_ref ref = { .version = v->fetch.stored,
                 .chunk = v->fetch.listing.entries[entry].first_chunk + index,
-                .entry = entry, .index = index,
-                .len_bytes = sheaf_listing_chunk_len(&v->fetch.listing, entry,
-                        index) };
+                .entry = entry,
+                .index = index,
+                .len_bytes = sheaf_listing_chunk_len(
+                        &v->fetch.listing, entry, index) };
         bool in_arena = false, on_disk = false;
 
         LIST_FOREACH (lodging, &v->lodgings, link) {
@@ -82,10 +83,9 @@ static void look_at(struct census *c, uint32_t entry, uint32_t index)
         if (c->evict && !c->memory_only)
                 on_disk = sheaf_store_evict(c->daemon->store, &ref);
         else if (!c->evict)
-                on_disk = sheaf_digest_known(
-                                  sheaf_version_digest(ref.version,
-                                          ref.chunk)) &&
-                        sheaf_version_on_disk(ref.version, ref.chunk);
+                on_disk = sheaf_digest_known(sheaf_version_digest(
+                                  ref.version, ref.chunk)) &&
+                          sheaf_version_on_disk(ref.version, ref.chunk);
         c->sum.chunks++;
         c->sum.bytes += ref.len_bytes;
         if (in_arena) {
@@ -126,13 +126,14 @@ static void census_more(uv_idle_t *idle)
 static void census_opened(struct sheaf_opening *opening, int rc)
 {
         struct census *c = (struct census *)((char *)opening -
-                offsetof(struct census, opening));
+                                             offsetof(struct census, opening));
         char text[300];
         size_t bad = 0;
 
         if (rc) {
-                census_fail(c, rc, "the listing cannot be read; run: sheaf "
-                                   "update");
+                census_fail(c, rc,
+                        "the listing cannot be read; run: sheaf "
+                        "update");
                 return;
         }
         c->held = true;
@@ -153,8 +154,8 @@ static void census_begin(struct sheaf_conn *conn, struct sheaf_wire_msg *msg,
 {
         struct census *c = sheaf_new(struct census, 1);
         uint64_t id = msg->env->id;
-        int rc = c ? sheaf_call_begin(conn, id, &c->call, census_abandon) :
-                     -ENOMEM;
+        int rc = c ? sheaf_call_begin(conn, id, &c->call, census_abandon)
+                   : -ENOMEM;
 
         if (rc) {
                 free(c);
@@ -187,23 +188,22 @@ static void census_begin(struct sheaf_conn *conn, struct sheaf_wire_msg *msg,
 
 void sheaf_verb_evict(struct sheaf_conn *conn, struct sheaf_wire_msg *msg)
 {
-        struct sheaf_reg_dataset *ds = sheaf_conn_dataset(conn, msg->env->id,
-                msg->env->evict->name, true);
+        struct sheaf_reg_dataset *ds = sheaf_conn_dataset(
+                conn, msg->env->id, msg->env->evict->name, true);
 
         if (ds)
                 census_begin(conn, msg, ds, sheaf_registry_version(ds, NULL));
 }
 
-void sheaf_verb_cached_query(struct sheaf_conn *conn,
-        struct sheaf_wire_msg *msg)
+void sheaf_verb_cached_query(
+        struct sheaf_conn *conn, struct sheaf_wire_msg *msg)
 {
         const Sheaf__CachedQuery *query = msg->env->cached_query;
         struct sheaf_reg_dataset *ds;
         struct sheaf_handle *h;
 
         if (*query->name) {
-                ds = sheaf_conn_dataset(conn, msg->env->id, query->name,
-                        false);
+                ds = sheaf_conn_dataset(conn, msg->env->id, query->name, false);
                 if (ds)
                         census_begin(conn, msg, ds,
                                 sheaf_registry_version(ds, NULL));
@@ -218,8 +218,8 @@ void sheaf_verb_get_digest(struct sheaf_conn *conn, struct sheaf_wire_msg *msg)
 {
         uint64_t id = msg->env->id;
         uint32_t entry = msg->env->get_digest->entry;
-        struct sheaf_handle *h = sheaf_conn_handle(conn, id,
-                msg->env->get_digest->handle);
+        struct sheaf_handle *h =
+                sheaf_conn_handle(conn, id, msg->env->get_digest->handle);
         Sheaf__Envelope env = SHEAF__ENVELOPE__INIT;
         Sheaf__Digest body = SHEAF__DIGEST__INIT;
         const struct sheaf_listing *listing;

@@ -13,12 +13,12 @@
 #include <fcntl.h>
 #include <stdio.h>
 
-#define ITEMS_MAX      4096
-#define COPY_BYTES_MAX (UINT64_C(64) << 20)
-#define TEXTS_MAX      32 /* further failures have no text */
-#define TEXT_CAP       400
+#define ITEMS_MAX       4096
+#define COPY_BYTES_MAX  (UINT64_C(64) << 20)
+#define TEXTS_MAX       32 /* further failures have no text */
+#define TEXT_CAP        400
 #define AHEAD_BYTES_MAX (UINT64_C(64) << 20)
-#define HINTS_MAX      65536 /* queued by all clients; more are ignored */
+#define HINTS_MAX       65536 /* queued by all clients; more are ignored */
 
 struct item {
         struct sheaf_fetch fetch; /* first */
@@ -56,8 +56,8 @@ static void call_closed(uv_handle_t *handle)
 static void call_free(struct fetch_call *call)
 {
         for (size_t i = 0; i < call->count; i++)
-                sheaf_fetch_cancel(call->daemon->fetcher,
-                        &call->items[i].fetch);
+                sheaf_fetch_cancel(
+                        call->daemon->fetcher, &call->items[i].fetch);
         sheaf_registry_unhold(call->version);
         uv_close((uv_handle_t *)&call->deadline, call_closed);
 }
@@ -68,8 +68,8 @@ static void abandon(struct sheaf_call *base)
 }
 
 /* Text for a failure: the file and the cause. */
-static void failure_text(const struct fetch_call *call,
-        const struct item *item, char *buf, size_t cap)
+static void failure_text(const struct fetch_call *call, const struct item *item,
+        char *buf, size_t cap)
 {
         const struct sheaf_listing *listing = &call->version->fetch.listing;
         char path[256];
@@ -79,9 +79,8 @@ static void failure_text(const struct fetch_call *call,
         for (char *c = path; *c; c++)
                 if ((unsigned char)*c < ' ' || (unsigned char)*c >= 0x7f)
                         *c = '?';
-        snprintf(buf, cap, "%s: %s: %s",
-                call->version->dataset->record->name, path,
-                item->why ? item->why : strerror(-item->rc));
+        snprintf(buf, cap, "%s: %s: %s", call->version->dataset->record->name,
+                path, item->why ? item->why : strerror(-item->rc));
 }
 
 static void answer(struct fetch_call *call)
@@ -100,8 +99,7 @@ static void answer(struct fetch_call *call)
                 failures[n].position = (uint32_t)i;
                 failures[n].errno_value = -call->items[i].rc;
                 if (n < TEXTS_MAX) {
-                        failure_text(call, &call->items[i], texts[n],
-                                TEXT_CAP);
+                        failure_text(call, &call->items[i], texts[n], TEXT_CAP);
                         failures[n].message = texts[n];
                 }
                 pointers[n] = &failures[n];
@@ -118,8 +116,8 @@ static void answer(struct fetch_call *call)
         call_free(call);
 }
 
-static void item_done(struct sheaf_fetch *fetch, int rc, const void *bytes,
-        const char *why)
+static void item_done(
+        struct sheaf_fetch *fetch, int rc, const void *bytes, const char *why)
 {
         struct item *item = (struct item *)fetch;
         struct fetch_call *call = item->call;
@@ -129,8 +127,8 @@ static void item_done(struct sheaf_fetch *fetch, int rc, const void *bytes,
                         &call->version->fetch.listing;
 
                 memcpy(call->copy_map + item->copy_offset_bytes, bytes,
-                        sheaf_listing_chunk_len(listing, fetch->entry,
-                                fetch->index));
+                        sheaf_listing_chunk_len(
+                                listing, fetch->entry, fetch->index));
                 rc = 0;
         }
         item->rc = rc;
@@ -148,8 +146,8 @@ static void timed_out(uv_timer_t *timer)
         for (size_t i = 0; i < call->count; i++) {
                 if (!call->items[i].fetch.flight)
                         continue;
-                sheaf_fetch_cancel(call->daemon->fetcher,
-                        &call->items[i].fetch);
+                sheaf_fetch_cancel(
+                        call->daemon->fetcher, &call->items[i].fetch);
                 call->items[i].rc = -ETIMEDOUT;
                 call->items[i].why =
                         "not fetched within the deadline; the origin is slow";
@@ -189,8 +187,8 @@ static int copy_make(struct fetch_call *call)
         return 0;
 }
 
-static void item_fill(struct fetch_call *call, size_t i, uint32_t entry,
-        uint32_t index)
+static void item_fill(
+        struct fetch_call *call, size_t i, uint32_t entry, uint32_t index)
 {
         struct item *item = &call->items[i];
 
@@ -228,8 +226,8 @@ static void start(struct fetch_call *call, uint64_t deadline_ms)
         call->left = call->count;
         uv_timer_start(&call->deadline, timed_out, deadline_ms, 0);
         for (size_t i = 0; i < call->count; i++) {
-                int rc = sheaf_fetch(call->daemon->fetcher,
-                        &call->items[i].fetch);
+                int rc = sheaf_fetch(
+                        call->daemon->fetcher, &call->items[i].fetch);
 
                 if (rc)
                         item_done(&call->items[i].fetch, rc, NULL, NULL);
@@ -239,8 +237,8 @@ static void start(struct fetch_call *call, uint64_t deadline_ms)
 static struct fetch_call *call_new(struct sheaf_conn *conn,
         struct sheaf_handle *h, size_t count, bool hint)
 {
-        struct fetch_call *call = calloc(1,
-                sizeof(*call) + count * sizeof(call->items[0]));
+        struct fetch_call *call =
+                calloc(1, sizeof(*call) + count * sizeof(call->items[0]));
 
         if (!call)
                 return NULL;
@@ -262,9 +260,8 @@ static void read_ahead(struct sheaf_conn *conn, struct sheaf_handle *h,
         uint64_t last = fetch->item[fetch->n_item - 1];
         struct sheaf_ahead_item items[SHEAF_AHEAD_CHUNKS_MAX];
         struct fetch_call *call;
-        size_t count = sheaf_ahead_miss(&h->ahead,
-                &h->version->fetch.listing, (uint32_t)(last >> 24),
-                (uint32_t)(last & 0xffffff),
+        size_t count = sheaf_ahead_miss(&h->ahead, &h->version->fetch.listing,
+                (uint32_t)(last >> 24), (uint32_t)(last & 0xffffff),
                 SHEAF_MIN(AHEAD_BYTES_MAX,
                         conn->daemon->config->memory_bytes / 16),
                 items);
@@ -319,11 +316,10 @@ void sheaf_verb_fetch(struct sheaf_conn *conn, struct sheaf_wire_msg *msg)
         if (rc) {
                 call->count = 0;
                 call_free(call);
-                sheaf_conn_error(conn, id, rc, rc == -EBUSY ?
-                                "too many requests at once" :
-                                rc == -EINVAL ?
-                                "a chunk is not in the listing" :
-                                "the copy cannot be made");
+                sheaf_conn_error(conn, id, rc,
+                        rc == -EBUSY    ? "too many requests at once"
+                        : rc == -EINVAL ? "a chunk is not in the listing"
+                                        : "the copy cannot be made");
                 return;
         }
         if (call->hint)

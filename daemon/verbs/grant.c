@@ -10,8 +10,8 @@
 
 #define DATASETS_MAX 256
 
-static struct sheaf_reg_dataset *dataset_by_id(struct sheaf_registry *registry,
-        uint64_t id)
+static struct sheaf_reg_dataset *dataset_by_id(
+        struct sheaf_registry *registry, uint64_t id)
 {
         struct sheaf_reg_dataset *ds = sheaf_registry_first(registry);
 
@@ -38,8 +38,8 @@ static void send_grant(struct sheaf_conn *conn, uint64_t id,
         for (each = sheaf_server_first(conn->daemon->server); each;
                 each = LIST_NEXT(each, link))
                 info.clients += each->who.grant == grant->record->serial;
-        sheaf_registry_owner_text(grant->record->owner_uid, owner,
-                sizeof(owner));
+        sheaf_registry_owner_text(
+                grant->record->owner_uid, owner, sizeof(owner));
         info.id = grant->record->id;
         info.label = grant->record->label;
         info.dataset = names;
@@ -54,8 +54,8 @@ static void send_grant(struct sheaf_conn *conn, uint64_t id,
         sheaf_conn_send(conn, &env, NULL, 0);
 }
 
-void sheaf_verb_grant_socket(struct sheaf_conn *conn,
-        struct sheaf_wire_msg *msg)
+void sheaf_verb_grant_socket(
+        struct sheaf_conn *conn, struct sheaf_wire_msg *msg)
 {
         const Sheaf__GrantSocket *wish = msg->env->grant_socket;
         uint64_t id = msg->env->id, datasets[DATASETS_MAX];
@@ -75,8 +75,8 @@ void sheaf_verb_grant_socket(struct sheaf_conn *conn,
         memcpy(dir, wish->dir.data, wish->dir.len);
         dir[wish->dir.len] = 0;
         for (size_t i = 0; i < wish->n_dataset; i++) {
-                struct sheaf_reg_dataset *ds = sheaf_conn_dataset(conn, id,
-                        wish->dataset[i], true);
+                struct sheaf_reg_dataset *ds =
+                        sheaf_conn_dataset(conn, id, wish->dataset[i], true);
 
                 if (!ds)
                         return;
@@ -86,24 +86,21 @@ void sheaf_verb_grant_socket(struct sheaf_conn *conn,
                 wish->label, datasets, wish->n_dataset, &grant);
         if (rc)
                 sheaf_conn_error(conn, id, rc,
-                        "no socket can be made in %s: %s%s", dir,
-                        strerror(-rc),
-                        rc == -EACCES ? " (the directory must be yours)" :
-                        rc == -EADDRINUSE ? " (another grant is served there)" :
-                                            "");
+                        "no socket can be made in %s: %s%s", dir, strerror(-rc),
+                        rc == -EACCES       ? " (the directory must be yours)"
+                        : rc == -EADDRINUSE ? " (another grant is served there)"
+                                            : "");
         else
                 send_grant(conn, id, grant, false);
 }
 
-static bool may_see(const struct sheaf_conn *conn,
-        const struct sheaf_grant *grant)
+static bool may_see(
+        const struct sheaf_conn *conn, const struct sheaf_grant *grant)
 {
-        return conn->who.uid == 0 ||
-                conn->who.uid == grant->record->owner_uid;
+        return conn->who.uid == 0 || conn->who.uid == grant->record->owner_uid;
 }
 
-void sheaf_verb_list_grants(struct sheaf_conn *conn,
-        struct sheaf_wire_msg *msg)
+void sheaf_verb_list_grants(struct sheaf_conn *conn, struct sheaf_wire_msg *msg)
 {
         struct sheaf_grant *grant = sheaf_grants_first(conn->daemon->grants);
 
@@ -113,8 +110,8 @@ void sheaf_verb_list_grants(struct sheaf_conn *conn,
         sheaf_conn_done(conn, msg->env->id);
 }
 
-void sheaf_verb_revoke_grant(struct sheaf_conn *conn,
-        struct sheaf_wire_msg *msg)
+void sheaf_verb_revoke_grant(
+        struct sheaf_conn *conn, struct sheaf_wire_msg *msg)
 {
         struct sheaf_grant *grant = sheaf_grants_first(conn->daemon->grants);
         const char *wanted = msg->env->revoke_grant->id;

@@ -24,14 +24,13 @@ static bool is_repeat(const struct sheaf_walk *walk, uint32_t entry)
         if (!(l->entries[entry].flags & SHEAF_LISTING_HARDLINK) ||
                 sheaf_listing_by_node(l, l->entries[entry].node, &first))
                 return false;
-        return first != entry &&
-                (!walk->wanted || marked(walk->wanted, first));
+        return first != entry && (!walk->wanted || marked(walk->wanted, first));
 }
 
 static bool takes(const struct sheaf_walk *walk, uint32_t entry)
 {
         return (!walk->wanted || marked(walk->wanted, entry)) &&
-                !is_repeat(walk, entry);
+               !is_repeat(walk, entry);
 }
 
 static void count_all(struct sheaf_walk *walk)
@@ -85,8 +84,8 @@ void sheaf_walk_end(struct sheaf_walk *walk)
         walk->wanted = NULL;
 }
 
-bool sheaf_walk_next(struct sheaf_walk *walk, uint32_t *ret_entry,
-        uint32_t *ret_index)
+bool sheaf_walk_next(
+        struct sheaf_walk *walk, uint32_t *ret_entry, uint32_t *ret_index)
 {
         const struct sheaf_listing *l = walk->listing;
 

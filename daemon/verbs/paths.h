@@ -9,9 +9,9 @@
 
 struct sheaf_walk {
         const struct sheaf_listing *listing;
-        uint8_t *wanted; /* a bit an entry; NULL: all */
-        uint32_t file;   /* next position in files[] */
-        uint32_t index;  /* next chunk of that file */
+        uint8_t *wanted;               /* a bit an entry; NULL: all */
+        uint32_t file;                 /* next position in files[] */
+        uint32_t index;                /* next chunk of that file */
         uint64_t files, chunks, bytes; /* in all */
 };
 
@@ -23,7 +23,7 @@ SHEAF_MUST_CHECK int sheaf_walk_begin(struct sheaf_walk *walk,
 void sheaf_walk_end(struct sheaf_walk *walk);
 
 /* Next chunk; false at the end. Hard links are visited once. */
-bool sheaf_walk_next(struct sheaf_walk *walk, uint32_t *ret_entry,
-        uint32_t *ret_index);
+bool sheaf_walk_next(
+        struct sheaf_walk *walk, uint32_t *ret_entry, uint32_t *ret_index);
 
 #endif

@@ -27,8 +27,8 @@ void sheaf_verb_open_plain(struct sheaf_conn *conn, struct sheaf_wire_msg *msg)
                 return;
         }
         if (open->entry >= h->version->fetch.listing.entry_count ||
-                !sheaf_listing_is_file(&h->version->fetch.listing,
-                        open->entry)) {
+                !sheaf_listing_is_file(
+                        &h->version->fetch.listing, open->entry)) {
                 sheaf_conn_error(conn, id, -EINVAL, "not a file");
                 return;
         }
@@ -41,8 +41,8 @@ void sheaf_verb_open_plain(struct sheaf_conn *conn, struct sheaf_wire_msg *msg)
                 open->entry, &fd, &hold->lease);
         if (rc) {
                 free(hold);
-                sheaf_conn_error(conn, id, rc, "no complete file: %s",
-                        strerror(-rc));
+                sheaf_conn_error(
+                        conn, id, rc, "no complete file: %s", strerror(-rc));
                 return;
         }
         hold->number = ++conn->plain_numbers;
@@ -55,8 +55,7 @@ void sheaf_verb_open_plain(struct sheaf_conn *conn, struct sheaf_wire_msg *msg)
         close(fd);
 }
 
-void sheaf_verb_close_plain(struct sheaf_conn *conn,
-        struct sheaf_wire_msg *msg)
+void sheaf_verb_close_plain(struct sheaf_conn *conn, struct sheaf_wire_msg *msg)
 {
         struct sheaf_plain_hold *hold;
 

@@ -70,8 +70,8 @@ static void send_extents(struct sheaf_conn *conn, struct sheaf_domain *domain,
         sheaf_conn_send(conn, &env, fds, 2 * count);
 }
 
-static void send_all_extents(struct sheaf_conn *conn,
-        struct sheaf_domain *domain)
+static void send_all_extents(
+        struct sheaf_conn *conn, struct sheaf_domain *domain)
 {
         uint32_t batch[EXTENTS_PER_MESSAGE];
         uint32_t end = sheaf_arena_extent_end(domain->arena);
@@ -92,8 +92,8 @@ static void send_all_extents(struct sheaf_conn *conn,
                 send_extents(conn, domain, batch, count, end);
 }
 
-static struct sheaf_arena_part *part_of(struct sheaf_conn *conn,
-        const struct sheaf_arena *arena)
+static struct sheaf_arena_part *part_of(
+        struct sheaf_conn *conn, const struct sheaf_arena *arena)
 {
         struct sheaf_arena_part *part;
 
@@ -103,8 +103,8 @@ static struct sheaf_arena_part *part_of(struct sheaf_conn *conn,
         return NULL;
 }
 
-static struct sheaf_arena_part *part_by_number(struct sheaf_conn *conn,
-        uint32_t number)
+static struct sheaf_arena_part *part_by_number(
+        struct sheaf_conn *conn, uint32_t number)
 {
         struct sheaf_arena_part *part;
 
@@ -114,8 +114,8 @@ static struct sheaf_arena_part *part_by_number(struct sheaf_conn *conn,
         return NULL;
 }
 
-void sheaf_server_extent_new(struct sheaf_server *server,
-        struct sheaf_arena *arena, uint32_t extent)
+void sheaf_server_extent_new(
+        struct sheaf_server *server, struct sheaf_arena *arena, uint32_t extent)
 {
         struct sheaf_conn *conn;
 
@@ -128,8 +128,8 @@ void sheaf_server_extent_new(struct sheaf_server *server,
         }
 }
 
-void sheaf_server_extent_dropped(struct sheaf_server *server,
-        struct sheaf_arena *arena, uint32_t extent)
+void sheaf_server_extent_dropped(
+        struct sheaf_server *server, struct sheaf_arena *arena, uint32_t extent)
 {
         struct sheaf_conn *conn;
 
@@ -175,9 +175,9 @@ static int part_get(struct sheaf_conn *conn, uint64_t id,
                 free(part);
                 return rc;
         }
-        part->grant_bytes = sheaf_pins_grant(part->pins,
-                conn->want_pin_bytes ? conn->want_pin_bytes :
-                                       shape.bytes_max / 8);
+        part->grant_bytes = sheaf_pins_grant(
+                part->pins, conn->want_pin_bytes ? conn->want_pin_bytes
+                                                 : shape.bytes_max / 8);
         LIST_INSERT_HEAD(&conn->attachments, part, link);
         body.arena = domain->number;
         body.extent_bytes = shape.extent_bytes;
@@ -204,8 +204,8 @@ struct open_call {
 
 static int meter_make(int *ret_fd, const struct sheaf_meter **ret_meter)
 {
-        sheaf_autofd int fd = memfd_create("sheaf-meter",
-                MFD_CLOEXEC | MFD_ALLOW_SEALING);
+        sheaf_autofd int fd =
+                memfd_create("sheaf-meter", MFD_CLOEXEC | MFD_ALLOW_SEALING);
         struct sheaf_meter head = { .magic = SHEAF_METER_MAGIC,
                 .layout = SHEAF_SHM_LAYOUT };
         void *map;
@@ -247,8 +247,8 @@ static int handle_new(struct sheaf_conn *conn,
         return 0;
 }
 
-static void answer_opened(struct sheaf_conn *conn, uint64_t id,
-        struct sheaf_handle *h, bool map)
+static void answer_opened(
+        struct sheaf_conn *conn, uint64_t id, struct sheaf_handle *h, bool map)
 {
         Sheaf__Envelope env = SHEAF__ENVELOPE__INIT;
         Sheaf__DatasetOpened body = SHEAF__DATASET_OPENED__INIT;
@@ -256,8 +256,7 @@ static void answer_opened(struct sheaf_conn *conn, uint64_t id,
         struct sheaf_info_space space;
         int fds[3];
 
-        sheaf_dataset_fill_info(h->version->dataset, h->version, &info,
-                &space);
+        sheaf_dataset_fill_info(h->version->dataset, h->version, &info, &space);
         body.handle = h->number;
         body.info = &info;
         env.id = id;
@@ -274,8 +273,9 @@ static void answer_opened(struct sheaf_conn *conn, uint64_t id,
 
 static void opened(struct sheaf_opening *opening, int rc)
 {
-        struct open_call *open_call = (struct open_call *)((char *)opening -
-                offsetof(struct open_call, opening));
+        struct open_call *open_call =
+                (struct open_call *)((char *)opening -
+                                     offsetof(struct open_call, opening));
         struct sheaf_conn *conn = open_call->call.conn;
         struct sheaf_reg_version *version = opening->version;
         uint64_t id = open_call->call.id;
@@ -306,8 +306,8 @@ static void opened(struct sheaf_opening *opening, int rc)
                 if (!rc)
                         sheaf_lodging_use(h->lodging, 1);
                 if (!rc)
-                        rc = part_get(conn, id, h->lodging->tenancy->domain,
-                                &part);
+                        rc = part_get(
+                                conn, id, h->lodging->tenancy->domain, &part);
                 if (!rc)
                         rc = meter_make(&h->meter_fd, &h->meter);
         }
@@ -330,33 +330,33 @@ static void open_abandon(struct sheaf_call *call)
         free(open_call);
 }
 
-void sheaf_verb_open_dataset(struct sheaf_conn *conn,
-        struct sheaf_wire_msg *msg)
+void sheaf_verb_open_dataset(
+        struct sheaf_conn *conn, struct sheaf_wire_msg *msg)
 {
         const Sheaf__OpenDataset *open = msg->env->open_dataset;
         uint64_t id = msg->env->id;
-        struct sheaf_reg_dataset *ds = sheaf_conn_dataset(conn, id, open->name,
-                false);
+        struct sheaf_reg_dataset *ds =
+                sheaf_conn_dataset(conn, id, open->name, false);
         struct sheaf_reg_version *version;
         struct open_call *open_call;
         int rc;
 
         if (!ds)
                 return;
-        version = sheaf_registry_version(ds,
-                open->uuid.len == 16 ? open->uuid.data : NULL);
+        version = sheaf_registry_version(
+                ds, open->uuid.len == 16 ? open->uuid.data : NULL);
         if (!version) {
                 sheaf_conn_error(conn, id, open->uuid.len ? -ENOENT : -EAGAIN,
-                        open->uuid.len ?
-                                "that version of '%s' is gone; open it anew" :
-                                "'%s' is still being listed; try again",
+                        open->uuid.len
+                                ? "that version of '%s' is gone; open it anew"
+                                : "'%s' is still being listed; try again",
                         open->name);
                 return;
         }
         open_call = sheaf_new(struct open_call, 1);
-        rc = open_call ? sheaf_call_begin(conn, id, &open_call->call,
-                                 open_abandon) :
-                         -ENOMEM;
+        rc = open_call ? sheaf_call_begin(
+                                 conn, id, &open_call->call, open_abandon)
+                       : -ENOMEM;
         if (rc) {
                 free(open_call);
                 sheaf_conn_error(conn, id, rc, "too many requests at once");
@@ -368,11 +368,11 @@ void sheaf_verb_open_dataset(struct sheaf_conn *conn,
         sheaf_registry_open(&open_call->opening);
 }
 
-void sheaf_verb_close_dataset(struct sheaf_conn *conn,
-        struct sheaf_wire_msg *msg)
+void sheaf_verb_close_dataset(
+        struct sheaf_conn *conn, struct sheaf_wire_msg *msg)
 {
-        struct sheaf_handle *h = sheaf_conn_handle(conn, msg->env->id,
-                msg->env->close_dataset->handle);
+        struct sheaf_handle *h = sheaf_conn_handle(
+                conn, msg->env->id, msg->env->close_dataset->handle);
 
         if (!h)
                 return;
@@ -384,8 +384,8 @@ void sheaf_verb_close_dataset(struct sheaf_conn *conn,
 
 void sheaf_verb_unmapped(struct sheaf_conn *conn, struct sheaf_wire_msg *msg)
 {
-        struct sheaf_arena_part *part = part_by_number(conn,
-                msg->env->unmapped->arena);
+        struct sheaf_arena_part *part =
+                part_by_number(conn, msg->env->unmapped->arena);
 
         if (part)
                 sheaf_pins_unmapped(part->pins, msg->env->unmapped->extent);
@@ -393,8 +393,8 @@ void sheaf_verb_unmapped(struct sheaf_conn *conn, struct sheaf_wire_msg *msg)
 
 void sheaf_verb_pin_grant(struct sheaf_conn *conn, struct sheaf_wire_msg *msg)
 {
-        struct sheaf_arena_part *part = part_by_number(conn,
-                msg->env->pin_grant->arena);
+        struct sheaf_arena_part *part =
+                part_by_number(conn, msg->env->pin_grant->arena);
         Sheaf__Envelope env = SHEAF__ENVELOPE__INIT;
         Sheaf__PinGrant body = SHEAF__PIN_GRANT__INIT;
 
@@ -403,8 +403,8 @@ void sheaf_verb_pin_grant(struct sheaf_conn *conn, struct sheaf_wire_msg *msg)
                         "no such arena on this connection");
                 return;
         }
-        part->grant_bytes = sheaf_pins_grant(part->pins,
-                msg->env->pin_grant->bytes);
+        part->grant_bytes =
+                sheaf_pins_grant(part->pins, msg->env->pin_grant->bytes);
         body.arena = part->domain->number;
         body.bytes = part->grant_bytes;
         env.id = msg->env->id;

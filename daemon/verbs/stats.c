@@ -18,7 +18,8 @@
 struct sheet {
         struct sheaf_conn *conn;
         uint64_t id;
-        Sheaf__Metric metrics[METRICS_PER_MESSAGE], *pointers[METRICS_PER_MESSAGE];
+        Sheaf__Metric metrics[METRICS_PER_MESSAGE],
+                *pointers[METRICS_PER_MESSAGE];
         char labels[METRICS_PER_MESSAGE][2][280];
         size_t count;
         bool as_stats;
@@ -51,10 +52,9 @@ static void add(struct sheet *s, const char *name, const char *dataset,
         }
         m = &s->metrics[s->count];
         sheaf__metric__init(m);
-        snprintf(s->labels[s->count][0], sizeof(s->labels[0][0]), "%s",
-                dataset);
-        snprintf(s->labels[s->count][1], sizeof(s->labels[0][1]), "%s",
-                client);
+        snprintf(
+                s->labels[s->count][0], sizeof(s->labels[0][0]), "%s", dataset);
+        snprintf(s->labels[s->count][1], sizeof(s->labels[0][1]), "%s", client);
         m->name = (char *)name;
         m->dataset = s->labels[s->count][0];
         m->client = s->labels[s->count][1];
@@ -63,14 +63,14 @@ static void add(struct sheet *s, const char *name, const char *dataset,
         s->pointers[s->count++] = m;
 }
 
-static void counter(struct sheet *s, const char *name, const char *dataset,
-        uint64_t value)
+static void counter(
+        struct sheet *s, const char *name, const char *dataset, uint64_t value)
 {
         add(s, name, dataset, "", value, false);
 }
 
-static void gauge(struct sheet *s, const char *name, const char *dataset,
-        uint64_t value)
+static void gauge(
+        struct sheet *s, const char *name, const char *dataset, uint64_t value)
 {
         add(s, name, dataset, "", value, true);
 }
@@ -107,12 +107,12 @@ static void meter_sum(const struct sheaf_meter *meter, uint64_t words[8],
                 const _Atomic uint64_t *w = &meter->stripe[i].hits;
 
                 for (size_t k = 0; k < 8; k++)
-                        words[k] += atomic_load_explicit(&w[k],
-                                memory_order_relaxed);
+                        words[k] += atomic_load_explicit(
+                                &w[k], memory_order_relaxed);
         }
         for (size_t i = 0; i < SHEAF_METER_OPS; i++)
-                ops[i] += atomic_load_explicit(&meter->op[i],
-                        memory_order_relaxed);
+                ops[i] += atomic_load_explicit(
+                        &meter->op[i], memory_order_relaxed);
 }
 
 static void add_meter(struct sheet *s, const char *dataset, const char *client,
@@ -128,8 +128,8 @@ static void add_meter(struct sheet *s, const char *dataset, const char *client,
                         add(s, op_name(i), dataset, client, ops[i], false);
 }
 
-static void dataset_meters(struct sheet *s, struct sheaf_reg_dataset *ds,
-        const char *label)
+static void dataset_meters(
+        struct sheet *s, struct sheaf_reg_dataset *ds, const char *label)
 {
         uint64_t words[8], ops[SHEAF_METER_OPS];
         struct sheaf_conn *conn;
@@ -305,8 +305,7 @@ static void server_metrics(struct sheet *s)
         counter(s, "fetch.writes_skipped", "", fetch.writes_skipped);
         counter(s, "fetch.hash_ns", "", fetch.hash_ns);
         counter(s, "fetch.hashed_bytes", "", fetch.hashed_bytes);
-        gauge(s, "uptime_ns", "",
-                (uint64_t)(sheaf_now_ns() - d->started_ns));
+        gauge(s, "uptime_ns", "", (uint64_t)(sheaf_now_ns() - d->started_ns));
 }
 
 void sheaf_verb_get_stats(struct sheaf_conn *conn, struct sheaf_wire_msg *msg)
@@ -351,14 +350,15 @@ void sheaf_verb_get_stats(struct sheaf_conn *conn, struct sheaf_wire_msg *msg)
 #define CONDITIONS_MAX 8
 
 struct report {
-        Sheaf__Condition conditions[CONDITIONS_MAX], *condition_p[CONDITIONS_MAX];
+        Sheaf__Condition conditions[CONDITIONS_MAX],
+                *condition_p[CONDITIONS_MAX];
         Sheaf__ClientInfo clients[CLIENTS_MAX], *client_p[CLIENTS_MAX];
         char datasets[CLIENTS_MAX][128];
         size_t condition_count, client_count;
 };
 
-static void condition(struct report *r, const char *what, const char *why,
-        const char *remedy)
+static void condition(
+        struct report *r, const char *what, const char *why, const char *remedy)
 {
         Sheaf__Condition *c;
 
@@ -397,8 +397,7 @@ static void fill_conditions(struct sheaf_daemon *d, struct report *r)
         for (ds = sheaf_registry_first(d->registry); ds;
                 ds = TAILQ_NEXT(ds, link))
                 if (ds->attachment == SHEAF_DETACHED)
-                        condition(r, "an origin is detached",
-                                ds->detached_why,
+                        condition(r, "an origin is detached", ds->detached_why,
                                 "sheaf update NAME DIR presents it again");
 }
 

@@ -8,9 +8,9 @@
 typedef void sheaf_verb(struct sheaf_conn *conn, struct sheaf_wire_msg *msg);
 
 /* session.c */
-sheaf_verb sheaf_verb_hello, sheaf_verb_open_dataset,
-        sheaf_verb_close_dataset, sheaf_verb_unmapped, sheaf_verb_pin_grant,
-        sheaf_verb_fork_note, sheaf_verb_cancel;
+sheaf_verb sheaf_verb_hello, sheaf_verb_open_dataset, sheaf_verb_close_dataset,
+        sheaf_verb_unmapped, sheaf_verb_pin_grant, sheaf_verb_fork_note,
+        sheaf_verb_cancel;
 /* fetch.c */
 sheaf_verb sheaf_verb_fetch;
 /* plain.c */
@@ -33,8 +33,8 @@ sheaf_verb sheaf_verb_grant_socket, sheaf_verb_revoke_grant,
         sheaf_verb_list_grants;
 
 /* What --share says. 0; -EINVAL; -ENOENT no such group. */
-SHEAF_MUST_CHECK int sheaf_share_parse(const char *text,
-        enum sheaf_share *ret_kind, gid_t *ret_gid);
+SHEAF_MUST_CHECK int sheaf_share_parse(
+        const char *text, enum sheaf_share *ret_kind, gid_t *ret_gid);
 /* Whether those whom it names could read the origin's root themselves. */
 bool sheaf_share_covered(int root_fd, enum sheaf_share kind, gid_t gid);
 

@@ -94,8 +94,8 @@ static void audit_fail(struct audit *a, int rc, const char *text)
 
         if (conn) {
                 sheaf_call_end(&a->call);
-                sheaf_conn_error(conn, id, rc, "%s: %s",
-                        a->dataset->record->name, text);
+                sheaf_conn_error(
+                        conn, id, rc, "%s: %s", a->dataset->record->name, text);
         }
         audit_end(a);
 }
@@ -124,8 +124,7 @@ static void audit_finish(struct audit *a)
         audit_end(a);
 }
 
-static void finding(struct audit_slot *slot, const char *kind,
-        const char *text)
+static void finding(struct audit_slot *slot, const char *kind, const char *text)
 {
         struct audit *a = slot->audit;
         char path[8192];
@@ -157,11 +156,12 @@ static void slot_done(struct audit_slot *slot)
 
 /* ---- repair ---- */
 
-static void repaired(struct sheaf_fetch *fetch, int rc, const void *bytes,
-        const char *why)
+static void repaired(
+        struct sheaf_fetch *fetch, int rc, const void *bytes, const char *why)
 {
-        struct audit_slot *slot = (struct audit_slot *)((char *)fetch -
-                offsetof(struct audit_slot, repair));
+        struct audit_slot *slot =
+                (struct audit_slot *)((char *)fetch -
+                                      offsetof(struct audit_slot, repair));
 
         (void)bytes;
         if (rc)
@@ -179,9 +179,12 @@ static void damaged(struct audit_slot *slot, const char *text)
                 slot_done(slot);
                 return;
         }
-        slot->repair = (struct sheaf_fetch){
-                .version = &a->opening.version->fetch, .entry = slot->entry,
-                .index = slot->index, .durable = true, .done = repaired };
+        slot->repair =
+                (struct sheaf_fetch){ .version = &a->opening.version->fetch,
+                        .entry = slot->entry,
+                        .index = slot->index,
+                        .durable = true,
+                        .done = repaired };
         if (sheaf_fetch(a->daemon->fetcher, &slot->repair))
                 slot_done(slot);
 }
@@ -201,11 +204,13 @@ static void hash_done(uv_work_t *work, int status)
         struct audit *a = slot->audit;
         struct sheaf_version *stored = a->opening.version->fetch.stored;
         struct sheaf_chunk_ref ref = { .version = stored,
-                .chunk = slot->chunk, .entry = slot->entry,
-                .index = slot->index, .len_bytes = slot->len_bytes };
-        bool equal = !status &&
-                sheaf_digest_equal(&slot->digest,
-                        sheaf_version_digest(stored, slot->chunk));
+                .chunk = slot->chunk,
+                .entry = slot->entry,
+                .index = slot->index,
+                .len_bytes = slot->len_bytes };
+        bool equal =
+                !status && sheaf_digest_equal(&slot->digest,
+                                   sheaf_version_digest(stored, slot->chunk));
 
         if (slot->from_origin) {
                 sheaf_origin_read_end(&slot->origin);
@@ -244,8 +249,9 @@ static void hash(struct audit_slot *slot, const void *bytes, bool from_origin)
 
 static void origin_read(struct sheaf_origin_read *read, int rc)
 {
-        struct audit_slot *slot = (struct audit_slot *)((char *)read -
-                offsetof(struct audit_slot, origin));
+        struct audit_slot *slot =
+                (struct audit_slot *)((char *)read -
+                                      offsetof(struct audit_slot, origin));
         struct audit *a = slot->audit;
 
         if (rc >= 0) {
@@ -276,15 +282,18 @@ static void check_origin(struct audit_slot *slot)
         }
         slot->origin = (struct sheaf_origin_read){
                 .listing = &a->opening.version->fetch.listing,
-                .entry = slot->entry, .index = slot->index,
-                .done = origin_read };
+                .entry = slot->entry,
+                .index = slot->index,
+                .done = origin_read
+        };
         sheaf_origin_read(origin, &slot->origin);
 }
 
 static void disk_read(struct sheaf_store_read *read, int rc)
 {
-        struct audit_slot *slot = (struct audit_slot *)((char *)read -
-                offsetof(struct audit_slot, disk));
+        struct audit_slot *slot =
+                (struct audit_slot *)((char *)read -
+                                      offsetof(struct audit_slot, disk));
 
         if (!rc)
                 hash(slot, read->bytes, false);
@@ -312,8 +321,8 @@ static void start_chunk(struct audit *a, struct audit_slot *slot,
         slot->entry = entry;
         slot->index = index;
         slot->chunk = v->fetch.listing.entries[entry].first_chunk + index;
-        slot->len_bytes = sheaf_listing_chunk_len(&v->fetch.listing, entry,
-                index);
+        slot->len_bytes =
+                sheaf_listing_chunk_len(&v->fetch.listing, entry, index);
         slot->busy = true;
         a->under_way++;
         if (!sheaf_digest_known(
@@ -330,7 +339,9 @@ static void start_chunk(struct audit *a, struct audit_slot *slot,
                 return;
         }
         slot->disk.ref = (struct sheaf_chunk_ref){ .version = v->fetch.stored,
-                .chunk = slot->chunk, .entry = entry, .index = index,
+                .chunk = slot->chunk,
+                .entry = entry,
+                .index = index,
                 .len_bytes = slot->len_bytes };
         slot->disk.done = disk_read;
         sheaf_store_read(a->daemon->store, &slot->disk);
@@ -367,7 +378,7 @@ static void tick(uv_timer_t *timer)
 static void audit_opened(struct sheaf_opening *opening, int rc)
 {
         struct audit *a = (struct audit *)((char *)opening -
-                offsetof(struct audit, opening));
+                                           offsetof(struct audit, opening));
         size_t bad;
 
         if (rc) {
@@ -375,8 +386,8 @@ static void audit_opened(struct sheaf_opening *opening, int rc)
                 return;
         }
         a->held = true;
-        rc = sheaf_walk_begin(&a->walk, &opening->version->fetch.listing, 0,
-                NULL, &bad);
+        rc = sheaf_walk_begin(
+                &a->walk, &opening->version->fetch.listing, 0, NULL, &bad);
         if (rc) {
                 audit_fail(a, rc, strerror(-rc));
                 return;
@@ -402,8 +413,8 @@ void sheaf_verb_verify(struct sheaf_conn *conn, struct sheaf_wire_msg *msg)
 {
         const Sheaf__Verify *verify = msg->env->verify;
         uint64_t id = msg->env->id;
-        struct sheaf_reg_dataset *ds = sheaf_conn_dataset(conn, id,
-                verify->name, true);
+        struct sheaf_reg_dataset *ds =
+                sheaf_conn_dataset(conn, id, verify->name, true);
         struct audit *a;
         int rc;
 

@@ -15,10 +15,10 @@
 
 #include <stdio.h>
 
-#define WINDOW        64
-#define TURN_CHUNKS   4096 /* looked at per turn of the loop */
-#define PROGRESS_MS   200
-#define FINDINGS_MAX  100
+#define WINDOW       64
+#define TURN_CHUNKS  4096 /* looked at per turn of the loop */
+#define PROGRESS_MS  200
+#define FINDINGS_MAX 100
 
 struct tour;
 
@@ -96,8 +96,8 @@ static void tour_fail(struct tour *t, int rc, const char *text)
 
         if (conn) {
                 sheaf_call_end(&t->call);
-                sheaf_conn_error(conn, id, rc, "%s: %s", t->dataset->record->name,
-                        text);
+                sheaf_conn_error(
+                        conn, id, rc, "%s: %s", t->dataset->record->name, text);
         }
         tour_end(t);
 }
@@ -114,8 +114,8 @@ static void root_work(uv_work_t *work)
         struct tour *t = work->data;
         struct sheaf_reg_version *v = t->opening.version;
 
-        t->work_rc = sheaf_listing_root_digest(&v->fetch.listing, digest_of,
-                v->fetch.stored, &t->root);
+        t->work_rc = sheaf_listing_root_digest(
+                &v->fetch.listing, digest_of, v->fetch.stored, &t->root);
 }
 
 static void answer_info(struct tour *t)
@@ -126,8 +126,8 @@ static void answer_info(struct tour *t)
         struct sheaf_conn *conn = t->call.conn;
 
         if (conn) {
-                sheaf_dataset_fill_info(t->dataset, t->opening.version, &info,
-                        &space);
+                sheaf_dataset_fill_info(
+                        t->dataset, t->opening.version, &info, &space);
                 env.id = t->call.id;
                 env.body_case = SHEAF__ENVELOPE__BODY_DATASET_INFO;
                 env.dataset_info = &info;
@@ -151,8 +151,8 @@ static void root_done(uv_work_t *work, int status)
                 free(record->root_digest.data);
                 record->root_digest.data = sheaf_steal(&copy);
                 record->root_digest.len = SHEAF_DIGEST_BYTES;
-                rc = t->dataset->removed ? -ESTALE :
-                                           sheaf_registry_save(t->dataset);
+                rc = t->dataset->removed ? -ESTALE
+                                         : sheaf_registry_save(t->dataset);
         }
         free(copy);
         if (rc)
@@ -189,8 +189,8 @@ static void wake(struct tour *t)
                 uv_idle_start(&t->more, tour_more);
 }
 
-static void count_chunk(struct tour *t, uint32_t entry, uint32_t index,
-        bool cached)
+static void count_chunk(
+        struct tour *t, uint32_t entry, uint32_t index, bool cached)
 {
         uint32_t len = sheaf_listing_chunk_len(
                 &t->opening.version->fetch.listing, entry, index);
@@ -201,8 +201,8 @@ static void count_chunk(struct tour *t, uint32_t entry, uint32_t index,
                 t->cached_bytes += len;
 }
 
-static void chunk_done(struct sheaf_fetch *fetch, int rc, const void *bytes,
-        const char *why)
+static void chunk_done(
+        struct sheaf_fetch *fetch, int rc, const void *bytes, const char *why)
 {
         struct tour_slot *slot = (struct tour_slot *)fetch;
         struct tour *t = slot->tour;
@@ -240,12 +240,12 @@ static bool is_there(struct tour *t, uint32_t entry, uint32_t index)
         uint64_t chunk = v->fetch.listing.entries[entry].first_chunk + index;
 
         if (t->seal)
-                return sheaf_digest_known(sheaf_version_digest(v->fetch.stored,
-                        chunk));
+                return sheaf_digest_known(
+                        sheaf_version_digest(v->fetch.stored, chunk));
         if (sheaf_version_on_disk(v->fetch.stored, chunk))
                 return true;
         return !t->disk && t->lodging &&
-                sheaf_table_block(t->lodging->residence.table, chunk);
+               sheaf_table_block(t->lodging->residence.table, chunk);
 }
 
 /* Bytes that may have been started by now under the wished rate. */
@@ -257,7 +257,7 @@ static bool rate_allows(const struct tour *t)
                 return true;
         seconds = (double)(sheaf_now_ns() - t->started_ns) / 1e9;
         return (double)t->started_bytes <=
-                seconds * (double)t->rate_bytes + 4e6;
+               seconds * (double)t->rate_bytes + 4e6;
 }
 
 static struct tour_slot *free_slot(struct tour *t)
@@ -268,13 +268,16 @@ static struct tour_slot *free_slot(struct tour *t)
         return NULL;
 }
 
-static int start_chunk(struct tour *t, struct tour_slot *slot, uint32_t entry,
-        uint32_t index)
+static int start_chunk(
+        struct tour *t, struct tour_slot *slot, uint32_t entry, uint32_t index)
 {
         slot->tour = t;
-        slot->fetch = (struct sheaf_fetch){
-                .version = &t->opening.version->fetch, .entry = entry,
-                .index = index, .durable = t->disk, .done = chunk_done,
+        slot->fetch = (struct sheaf_fetch){ .version =
+                                                    &t->opening.version->fetch,
+                .entry = entry,
+                .index = index,
+                .durable = t->disk,
+                .done = chunk_done,
                 .residence = t->lodging ? &t->lodging->residence : NULL };
         slot->busy = true;
         t->under_way++;
@@ -334,19 +337,20 @@ static void tick(uv_timer_t *timer)
 static void tour_opened(struct sheaf_opening *opening, int rc)
 {
         struct tour *t = (struct tour *)((char *)opening -
-                offsetof(struct tour, opening));
+                                         offsetof(struct tour, opening));
         const Sheaf__Warmup *wish = t->wish;
         size_t bad = 0;
 
         if (rc) {
-                tour_fail(t, rc, "the listing cannot be read; run: sheaf "
-                                 "update");
+                tour_fail(t, rc,
+                        "the listing cannot be read; run: sheaf "
+                        "update");
                 return;
         }
         t->held = true;
         if (!t->seal)
-                rc = sheaf_registry_lodge(opening->version, &t->call.conn->who,
-                        &t->lodging);
+                rc = sheaf_registry_lodge(
+                        opening->version, &t->call.conn->who, &t->lodging);
         if (!rc)
                 rc = sheaf_walk_begin(&t->walk,
                         &opening->version->fetch.listing,
@@ -354,8 +358,8 @@ static void tour_opened(struct sheaf_opening *opening, int rc)
                         &bad);
         if (rc) {
                 tour_fail(t, rc,
-                        rc == -ENOENT ? "a path is not in the dataset" :
-                                        strerror(-rc));
+                        rc == -ENOENT ? "a path is not in the dataset"
+                                      : strerror(-rc));
                 return;
         }
         t->started_ns = sheaf_now_ns();
@@ -378,8 +382,8 @@ static void tour_begin(struct sheaf_conn *conn, struct sheaf_wire_msg *msg,
 {
         struct tour *t = sheaf_new(struct tour, 1);
         uint64_t id = msg->env->id;
-        int rc = t ? sheaf_call_begin(conn, id, &t->call, tour_abandon) :
-                     -ENOMEM;
+        int rc = t ? sheaf_call_begin(conn, id, &t->call, tour_abandon)
+                   : -ENOMEM;
 
         if (rc) {
                 free(t);
@@ -410,8 +414,8 @@ static void tour_begin(struct sheaf_conn *conn, struct sheaf_wire_msg *msg,
 
 void sheaf_verb_warmup(struct sheaf_conn *conn, struct sheaf_wire_msg *msg)
 {
-        struct sheaf_reg_dataset *ds = sheaf_conn_dataset(conn, msg->env->id,
-                msg->env->warmup->name, false);
+        struct sheaf_reg_dataset *ds = sheaf_conn_dataset(
+                conn, msg->env->id, msg->env->warmup->name, false);
 
         if (ds)
                 tour_begin(conn, msg, ds, false);
@@ -419,8 +423,8 @@ void sheaf_verb_warmup(struct sheaf_conn *conn, struct sheaf_wire_msg *msg)
 
 void sheaf_verb_seal(struct sheaf_conn *conn, struct sheaf_wire_msg *msg)
 {
-        struct sheaf_reg_dataset *ds = sheaf_conn_dataset(conn, msg->env->id,
-                msg->env->seal->name, true);
+        struct sheaf_reg_dataset *ds = sheaf_conn_dataset(
+                conn, msg->env->id, msg->env->seal->name, true);
 
         if (ds)
                 tour_begin(conn, msg, ds, true);

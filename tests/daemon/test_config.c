@@ -74,14 +74,13 @@ Test(config, file_is_read_and_the_command_line_wins)
 Test(config, bad_values_are_refused)
 {
         static const char *const bad[] = { "--memory -1", "--memory 12zz",
-                "--disk lots", "--deadline 0", "--deadline x",
-                "--deadline 1e9", "--pages giant", "--nonsense", "extra",
+                "--disk lots", "--deadline 0", "--deadline x", "--deadline 1e9",
+                "--pages giant", "--nonsense", "extra",
                 "--config /nonexistent/file" };
         struct sheaf_config config;
 
         for (size_t i = 0; i < SHEAF_ARRAY_LEN(bad); i++)
-                cr_expect_eq(read_args(&config, bad[i]), -EINVAL, "%s",
-                        bad[i]);
+                cr_expect_eq(read_args(&config, bad[i]), -EINVAL, "%s", bad[i]);
 }
 
 Test(config, unknown_setting_in_a_file_is_refused)

@@ -29,14 +29,22 @@ TestSuite(listing_block, .init = setup, .fini = teardown);
 
 static int claim(uint64_t serial, uint64_t size_of_b)
 {
-        struct sheaf_listing_item root = { .mode = S_IFDIR | 0755,
-                .nlink = 2, .origin_ino = 1 };
+        struct sheaf_listing_item root = {
+                .mode = S_IFDIR | 0755, .nlink = 2, .origin_ino = 1
+        };
         struct sheaf_listing_item items[2] = {
-                { .name = "a", .name_len_bytes = 1, .size_bytes = 10,
-                        .origin_ino = 2, .mode = S_IFREG | 0644, .nlink = 1 },
-                { .name = "b", .name_len_bytes = 1,
-                        .size_bytes = size_of_b, .origin_ino = 3,
-                        .mode = S_IFREG | 0644, .nlink = 1 },
+                { .name = "a",
+                        .name_len_bytes = 1,
+                        .size_bytes = 10,
+                        .origin_ino = 2,
+                        .mode = S_IFREG | 0644,
+                        .nlink = 1 },
+                { .name = "b",
+                        .name_len_bytes = 1,
+                        .size_bytes = size_of_b,
+                        .origin_ino = 3,
+                        .mode = S_IFREG | 0644,
+                        .nlink = 1 },
         };
         struct sheaf_listing_builder *builder;
         int fd = memfd_create("claim", MFD_CLOEXEC);
@@ -44,8 +52,8 @@ static int claim(uint64_t serial, uint64_t size_of_b)
         cr_assert(fd >= 0);
         cr_assert_eq(sheaf_listing_builder_new(&root, &builder), 0);
         cr_assert_eq(sheaf_listing_builder_add_dir(builder, 0, items, 2), 0);
-        cr_assert_eq(sheaf_listing_builder_write(builder, fd, serial, uuid, 0),
-                0);
+        cr_assert_eq(
+                sheaf_listing_builder_write(builder, fd, serial, uuid, 0), 0);
         sheaf_listing_builder_free(builder);
         return fd;
 }
@@ -53,8 +61,8 @@ static int claim(uint64_t serial, uint64_t size_of_b)
 static int import(int fd, const struct sheaf_listing *prev, uint64_t serial,
         struct sheaf_listing_block *block, struct sheaf_listing_pairs *pairs)
 {
-        return sheaf_listing_block_import(fd, prev, serial, uuid, path, block,
-                pairs);
+        return sheaf_listing_block_import(
+                fd, prev, serial, uuid, path, block, pairs);
 }
 
 Test(listing_block, import_then_load_is_the_same)
@@ -70,8 +78,8 @@ Test(listing_block, import_then_load_is_the_same)
         cr_assert_eq(block.len_bytes, again.len_bytes);
         cr_assert_eq(memcmp(block.map, again.map, block.len_bytes), 0);
         /* Sealed: nobody who gets the descriptor can write. */
-        map = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED,
-                block.memfd, 0);
+        map = mmap(
+                NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, block.memfd, 0);
         cr_assert_eq(map, MAP_FAILED);
         cr_assert_lt(pwrite(block.memfd, "x", 1, 0), 0);
         cr_assert_neq(ftruncate(block.memfd, 0), 0);
@@ -150,10 +158,10 @@ Test(listing_block, update_keeps_unchanged_nodes)
         cr_assert_eq(sheaf_listing_find(&two.listing, "a", 1, &a2), 0);
         cr_assert_eq(sheaf_listing_find(&one.listing, "b", 1, &b1), 0);
         cr_assert_eq(sheaf_listing_find(&two.listing, "b", 1, &b2), 0);
-        cr_assert_eq(one.listing.entries[a1].node,
-                two.listing.entries[a2].node);
-        cr_assert_neq(one.listing.entries[b1].node,
-                two.listing.entries[b2].node);
+        cr_assert_eq(
+                one.listing.entries[a1].node, two.listing.entries[a2].node);
+        cr_assert_neq(
+                one.listing.entries[b1].node, two.listing.entries[b2].node);
         for (size_t i = 0; i < pairs.count; i++)
                 cr_assert_neq(pairs.pairs[i][1], b2);
         free(pairs.pairs);
@@ -177,21 +185,21 @@ Test(listing_block, root_digest_is_of_contents_not_times)
 
         cr_assert_eq(import(fd, NULL, 7, &one, &pairs), 0);
         cr_assert_eq(import(fd2, NULL, 9, &two, &pairs), 0);
-        cr_assert_eq(sheaf_listing_root_digest(&one.listing, some_digest,
-                             digests, &r1),
+        cr_assert_eq(sheaf_listing_root_digest(
+                             &one.listing, some_digest, digests, &r1),
                 0);
-        cr_assert_eq(sheaf_listing_root_digest(&two.listing, some_digest,
-                             digests, &r2),
+        cr_assert_eq(sheaf_listing_root_digest(
+                             &two.listing, some_digest, digests, &r2),
                 0);
         cr_assert(sheaf_digest_equal(&r1, &r2), "version must not matter");
         digests[1].bytes[31] = 9;
-        cr_assert_eq(sheaf_listing_root_digest(&one.listing, some_digest,
-                             digests, &r3),
+        cr_assert_eq(sheaf_listing_root_digest(
+                             &one.listing, some_digest, digests, &r3),
                 0);
         cr_assert(!sheaf_digest_equal(&r1, &r3), "contents must matter");
         memset(&digests[1], 0, sizeof(digests[1]));
-        cr_assert_eq(sheaf_listing_root_digest(&one.listing, some_digest,
-                             digests, &r3),
+        cr_assert_eq(sheaf_listing_root_digest(
+                             &one.listing, some_digest, digests, &r3),
                 -ENODATA);
         sheaf_listing_block_clear(&one);
         sheaf_listing_block_clear(&two);

@@ -17,9 +17,9 @@ static void setup(void)
 
         /* Every 7th file is empty, every 11th has three chunks. */
         for (uint32_t i = 0; i < FILES; i++) {
-                uint64_t bytes = i % 7 == 0 ? 0 :
-                        i % 11 == 0         ? 2 * SHEAF_CHUNK_BYTES_MAX + 5 :
-                                              1000;
+                uint64_t bytes = i % 7 == 0    ? 0
+                                 : i % 11 == 0 ? 2 * SHEAF_CHUNK_BYTES_MAX + 5
+                                               : 1000;
 
                 entries[i + 1].mode = S_IFREG | 0644;
                 entries[i + 1].size_bytes = bytes;
@@ -28,8 +28,10 @@ static void setup(void)
                 files[i] = i + 1;
                 chunk += sheaf_chunk_count(bytes);
         }
-        listing = (struct sheaf_listing){ .entries = entries, .files = files,
-                .entry_count = FILES + 1, .file_count = FILES,
+        listing = (struct sheaf_listing){ .entries = entries,
+                .files = files,
+                .entry_count = FILES + 1,
+                .file_count = FILES,
                 .chunk_count = chunk };
 }
 
@@ -48,8 +50,7 @@ static uint64_t misses_of_scan(uint64_t bytes_max, uint64_t *ret_ahead)
 
                 for (uint32_t c = 0; c < sheaf_chunk_count(e->size_bytes);
                         c++) {
-                        struct sheaf_ahead_item
-                                items[SHEAF_AHEAD_CHUNKS_MAX];
+                        struct sheaf_ahead_item items[SHEAF_AHEAD_CHUNKS_MAX];
                         size_t n;
 
                         if (there[e->first_chunk + c])
@@ -60,12 +61,12 @@ static uint64_t misses_of_scan(uint64_t bytes_max, uint64_t *ret_ahead)
                         for (size_t i = 0; i < n; i++) {
                                 const struct sheaf_listing_entry *a =
                                         &entries[items[i].entry];
-                                uint64_t chunk = a->first_chunk +
-                                        items[i].index;
+                                uint64_t chunk =
+                                        a->first_chunk + items[i].index;
 
                                 cr_assert(S_ISREG(a->mode));
                                 cr_assert(items[i].index <
-                                        sheaf_chunk_count(a->size_bytes));
+                                          sheaf_chunk_count(a->size_bytes));
                                 cr_assert(!there[chunk],
                                         "chunk %llu fetched twice",
                                         (unsigned long long)chunk);
@@ -120,8 +121,8 @@ Test(ahead, bytes_are_bounded)
 
                 if (!entries[files[f]].size_bytes)
                         continue;
-                n = sheaf_ahead_miss(&ahead, &listing, files[f], 0, bytes_max,
-                        items);
+                n = sheaf_ahead_miss(
+                        &ahead, &listing, files[f], 0, bytes_max, items);
                 cr_assert(n <= SHEAF_AHEAD_CHUNKS_MAX);
                 for (size_t i = 0; i < n; i++)
                         sum += sheaf_chunk_len(

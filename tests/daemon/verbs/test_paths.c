@@ -11,24 +11,40 @@ static struct sheaf_listing listing;
 /* /d1 {f1 (3 chunks), f2 empty}, /d2 {hard link to f1, f3 (1 chunk)} */
 static void setup(void)
 {
-        struct sheaf_listing_item root = { .mode = S_IFDIR | 0755,
-                .nlink = 2, .origin_ino = 1 };
+        struct sheaf_listing_item root = {
+                .mode = S_IFDIR | 0755, .nlink = 2, .origin_ino = 1
+        };
         struct sheaf_listing_item top[2] = {
-                { .name = "d1", .name_len_bytes = 2, .origin_ino = 2,
-                        .mode = S_IFDIR | 0755, .nlink = 2 },
-                { .name = "d2", .name_len_bytes = 2, .origin_ino = 3,
-                        .mode = S_IFDIR | 0755, .nlink = 2 },
+                { .name = "d1",
+                        .name_len_bytes = 2,
+                        .origin_ino = 2,
+                        .mode = S_IFDIR | 0755,
+                        .nlink = 2 },
+                { .name = "d2",
+                        .name_len_bytes = 2,
+                        .origin_ino = 3,
+                        .mode = S_IFDIR | 0755,
+                        .nlink = 2 },
         };
         struct sheaf_listing_item one[2] = {
-                { .name = "f1", .name_len_bytes = 2, .origin_ino = 4,
+                { .name = "f1",
+                        .name_len_bytes = 2,
+                        .origin_ino = 4,
                         .size_bytes = 2 * SHEAF_CHUNK_BYTES_MAX + 1,
-                        .mode = S_IFREG | 0644, .nlink = 2 },
-                { .name = "f2", .name_len_bytes = 2, .origin_ino = 5,
-                        .mode = S_IFREG | 0644, .nlink = 1 },
+                        .mode = S_IFREG | 0644,
+                        .nlink = 2 },
+                { .name = "f2",
+                        .name_len_bytes = 2,
+                        .origin_ino = 5,
+                        .mode = S_IFREG | 0644,
+                        .nlink = 1 },
         };
         struct sheaf_listing_item two[2] = { one[0],
-                { .name = "f3", .name_len_bytes = 2, .origin_ino = 6,
-                        .size_bytes = 9, .mode = S_IFREG | 0644,
+                { .name = "f3",
+                        .name_len_bytes = 2,
+                        .origin_ino = 6,
+                        .size_bytes = 9,
+                        .mode = S_IFREG | 0644,
                         .nlink = 1 } };
         static const uint8_t uuid[16] = { 1 };
         struct sheaf_listing_builder *builder;
