@@ -133,7 +133,7 @@ Test(catalog, small_chunks_cost_little)
         cr_assert_eq(stats.written_bytes, (uint64_t)N * BYTES);
         cr_assert_gt(stats.catalog_written_bytes, N * 48);
         cr_assert_leq(stats.catalog_written_bytes, 2 * stats.written_bytes);
-        cr_log_warn("catalog bytes a payload byte: %.3f, container %.3f",
+        cr_log_info("catalog bytes a payload byte: %.3f, container %.3f",
                 (double)stats.catalog_written_bytes /
                         (double)stats.written_bytes,
                 (double)stats.container_written_bytes /
