@@ -52,7 +52,7 @@ static inline bool sheaf_is_pow2(uint64_t n)
 static inline uint64_t sheaf_chunk_count(uint64_t bytes)
 {
         return bytes / SHEAF_CHUNK_BYTES_MAX +
-                (bytes % SHEAF_CHUNK_BYTES_MAX != 0);
+               (bytes % SHEAF_CHUNK_BYTES_MAX != 0);
 }
 
 /* Length in bytes of chunk @index of a file of @bytes. */

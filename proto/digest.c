@@ -59,14 +59,14 @@ void sheaf_hasher_reset(struct sheaf_hasher *hasher)
         must(EVP_DigestInit_ex2(hasher->ctx, hasher->md, NULL));
 }
 
-void sheaf_hasher_feed(struct sheaf_hasher *hasher, const void *data,
-        size_t len_bytes)
+void sheaf_hasher_feed(
+        struct sheaf_hasher *hasher, const void *data, size_t len_bytes)
 {
         must(EVP_DigestUpdate(hasher->ctx, data, len_bytes));
 }
 
-void sheaf_hasher_finish(struct sheaf_hasher *hasher,
-        struct sheaf_digest *ret_digest)
+void sheaf_hasher_finish(
+        struct sheaf_hasher *hasher, struct sheaf_digest *ret_digest)
 {
         unsigned int len = 0;
 
@@ -75,8 +75,8 @@ void sheaf_hasher_finish(struct sheaf_hasher *hasher,
         sheaf_hasher_reset(hasher);
 }
 
-void sheaf_digest_of(const void *data, size_t len_bytes,
-        struct sheaf_digest *ret_digest)
+void sheaf_digest_of(
+        const void *data, size_t len_bytes, struct sheaf_digest *ret_digest)
 {
         size_t len = 0;
 
@@ -85,8 +85,8 @@ void sheaf_digest_of(const void *data, size_t len_bytes,
         must(len == SHEAF_DIGEST_BYTES);
 }
 
-void sheaf_digest_hex(const struct sheaf_digest *digest,
-        char ret_hex[SHEAF_DIGEST_HEX + 1])
+void sheaf_digest_hex(
+        const struct sheaf_digest *digest, char ret_hex[SHEAF_DIGEST_HEX + 1])
 {
         static const char digits[] = "0123456789abcdef";
 

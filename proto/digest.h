@@ -22,14 +22,14 @@ void sheaf_hasher_free_p(struct sheaf_hasher **hasher);
 
 /* Begins a new message; what was fed before is forgotten. */
 void sheaf_hasher_reset(struct sheaf_hasher *hasher);
-void sheaf_hasher_feed(struct sheaf_hasher *hasher, const void *data,
-        size_t len_bytes);
-void sheaf_hasher_finish(struct sheaf_hasher *hasher,
-        struct sheaf_digest *ret_digest);
+void sheaf_hasher_feed(
+        struct sheaf_hasher *hasher, const void *data, size_t len_bytes);
+void sheaf_hasher_finish(
+        struct sheaf_hasher *hasher, struct sheaf_digest *ret_digest);
 
 /* One-shot: digest of @len_bytes at @data. Any thread. */
-void sheaf_digest_of(const void *data, size_t len_bytes,
-        struct sheaf_digest *ret_digest);
+void sheaf_digest_of(
+        const void *data, size_t len_bytes, struct sheaf_digest *ret_digest);
 
 static inline bool sheaf_digest_known(const struct sheaf_digest *digest)
 {
@@ -38,8 +38,8 @@ static inline bool sheaf_digest_known(const struct sheaf_digest *digest)
         return memcmp(digest, &zero, sizeof(zero)) != 0;
 }
 
-static inline bool sheaf_digest_equal(const struct sheaf_digest *a,
-        const struct sheaf_digest *b)
+static inline bool sheaf_digest_equal(
+        const struct sheaf_digest *a, const struct sheaf_digest *b)
 {
         return memcmp(a, b, sizeof(*a)) == 0;
 }
@@ -54,11 +54,11 @@ static inline uint64_t sheaf_digest_prefix(const struct sheaf_digest *digest)
 }
 
 /* Lower-case hex with a final NUL. */
-void sheaf_digest_hex(const struct sheaf_digest *digest,
-        char ret_hex[SHEAF_DIGEST_HEX + 1]);
+void sheaf_digest_hex(
+        const struct sheaf_digest *digest, char ret_hex[SHEAF_DIGEST_HEX + 1]);
 
 /* 0, or -EINVAL when @hex is not 64 hexadecimal digits. */
-SHEAF_MUST_CHECK int sheaf_digest_parse(const char *hex,
-        struct sheaf_digest *ret_digest);
+SHEAF_MUST_CHECK int sheaf_digest_parse(
+        const char *hex, struct sheaf_digest *ret_digest);
 
 #endif

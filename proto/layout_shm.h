@@ -26,12 +26,12 @@
 
 #define SHEAF_SHM_LAYOUT 1
 
-#define SHEAF_BLOCK_ALIGN       UINT64_C(64)
-#define SHEAF_WORD_OFFSET_BITS  36
-#define SHEAF_WORD_GEN_BITS     28
-#define SHEAF_WORD_GEN_MAX      ((UINT64_C(1) << SHEAF_WORD_GEN_BITS) - 1)
-#define SHEAF_WORD_OFFSET_MASK  ((UINT64_C(1) << SHEAF_WORD_OFFSET_BITS) - 1)
-#define SHEAF_ARENA_BYTES_MAX   (SHEAF_BLOCK_ALIGN << SHEAF_WORD_OFFSET_BITS)
+#define SHEAF_BLOCK_ALIGN      UINT64_C(64)
+#define SHEAF_WORD_OFFSET_BITS 36
+#define SHEAF_WORD_GEN_BITS    28
+#define SHEAF_WORD_GEN_MAX     ((UINT64_C(1) << SHEAF_WORD_GEN_BITS) - 1)
+#define SHEAF_WORD_OFFSET_MASK ((UINT64_C(1) << SHEAF_WORD_OFFSET_BITS) - 1)
+#define SHEAF_ARENA_BYTES_MAX  (SHEAF_BLOCK_ALIGN << SHEAF_WORD_OFFSET_BITS)
 
 /* Largest number of descriptors in one message; more come in further,
  * acknowledged messages. */
@@ -40,7 +40,7 @@
 static inline uint64_t sheaf_word(uint64_t generation, uint64_t offset_bytes)
 {
         return generation << SHEAF_WORD_OFFSET_BITS |
-                offset_bytes / SHEAF_BLOCK_ALIGN;
+               offset_bytes / SHEAF_BLOCK_ALIGN;
 }
 
 static inline uint64_t sheaf_word_offset_bytes(uint64_t word)
@@ -66,7 +66,7 @@ _Static_assert(sizeof(struct sheaf_table_header) == 64, "layout 1");
 static inline uint64_t sheaf_table_bytes(uint64_t chunk_count)
 {
         return SHEAF_TABLE_WORDS_OFFSET +
-                sheaf_round_up(chunk_count * sizeof(uint64_t), 4096);
+               sheaf_round_up(chunk_count * sizeof(uint64_t), 4096);
 }
 
 #define SHEAF_HAZARD_MAGIC UINT64_C(0x317a616866616873) /* "shafhaz1" */
@@ -97,13 +97,13 @@ _Static_assert(offsetof(struct sheaf_hazard, slot) == 128, "layout 1");
  * with plain relaxed stores; the last stripe is shared and added to
  * atomically. */
 struct sheaf_meter_stripe {
-        _Atomic uint64_t hits;       /* chunks read in place */
+        _Atomic uint64_t hits; /* chunks read in place */
         _Atomic uint64_t hit_bytes;
-        _Atomic uint64_t rechecks;   /* re-checks that failed */
-        _Atomic uint64_t copies;     /* chunks copied for lack of grant */
+        _Atomic uint64_t rechecks; /* re-checks that failed */
+        _Atomic uint64_t copies;   /* chunks copied for lack of grant */
         _Atomic uint64_t copy_bytes;
-        _Atomic uint64_t misses;     /* chunks asked of the daemon */
-        _Atomic uint64_t wait_ns;    /* time blocked on misses */
+        _Atomic uint64_t misses;  /* chunks asked of the daemon */
+        _Atomic uint64_t wait_ns; /* time blocked on misses */
         _Atomic uint64_t zero;
 };
 struct sheaf_meter {
@@ -119,15 +119,17 @@ _Static_assert(offsetof(struct sheaf_meter, stripe) == 64, "layout 1");
 /* Indexes of sheaf_meter.op: requests that reached the FUSE process, shown
  * as mount.requests.NAME; READ bytes as mount.read_bytes. */
 #define SHEAF_METER_OP_LIST(X)                                                 \
-        X(LOOKUP, lookup) X(FORGET, forget) X(GETATTR, getattr)                \
-        X(READLINK, readlink) X(OPEN, open) X(READ, read)                      \
-        X(RELEASE, release) X(FLUSH, flush) X(OPENDIR, opendir)                \
-        X(READDIR, readdir) X(READDIRPLUS, readdirplus)                        \
-        X(RELEASEDIR, releasedir) X(STATFS, statfs)                            \
-        X(GETXATTR, getxattr) X(LISTXATTR, listxattr) X(ACCESS, access)        \
-        X(LSEEK, lseek) X(IOCTL, ioctl) X(OTHER, other)                        \
-        X(READ_BYTES, read_bytes) X(READ_ERRORS, read_errors)                  \
-        X(PASSTHROUGH_OPENS, passthrough_opens)
+        X(LOOKUP, lookup)                                                      \
+        X(FORGET, forget) X(GETATTR, getattr) X(READLINK, readlink) X(         \
+                OPEN, open) X(READ, read) X(RELEASE, release) X(FLUSH,         \
+                flush) X(OPENDIR, opendir) X(READDIR, readdir) X(READDIRPLUS,  \
+                readdirplus) X(RELEASEDIR, releasedir) X(STATFS, statfs)       \
+                X(GETXATTR, getxattr) X(LISTXATTR, listxattr)                  \
+                        X(ACCESS, access) X(LSEEK, lseek) X(IOCTL, ioctl)      \
+                                X(OTHER, other) X(READ_BYTES, read_bytes)      \
+                                        X(READ_ERRORS, read_errors)            \
+                                                X(PASSTHROUGH_OPENS,           \
+                                                        passthrough_opens)
 enum sheaf_meter_op {
 #define X(upper, lower) SHEAF_METER_OP_##upper,
         SHEAF_METER_OP_LIST(X)

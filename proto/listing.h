@@ -27,11 +27,11 @@
 
 #include <sys/stat.h>
 
-#define SHEAF_LISTING_MAGIC     UINT64_C(0x3174736c66616873) /* "shaflst1" */
-#define SHEAF_LISTING_LAYOUT    1
-#define SHEAF_LISTING_NAME_MAX  255
+#define SHEAF_LISTING_MAGIC      UINT64_C(0x3174736c66616873) /* "shaflst1" */
+#define SHEAF_LISTING_LAYOUT     1
+#define SHEAF_LISTING_NAME_MAX   255
 #define SHEAF_LISTING_TARGET_MAX 4095
-#define SHEAF_LISTING_NODE_ROOT UINT64_C(1)
+#define SHEAF_LISTING_NODE_ROOT  UINT64_C(1)
 
 /* 64 TiB: messages name a chunk of a file by 24 bits. */
 #define SHEAF_LISTING_FILE_BYTES_MAX (SHEAF_CHUNK_BYTES_MAX << 24)
@@ -110,11 +110,11 @@ struct sheaf_listing_owner {
 };
 
 _Static_assert(sizeof(struct sheaf_listing_header) == 256, "layout 1");
-_Static_assert(offsetof(struct sheaf_listing_header, section) == 80,
-        "layout 1");
+_Static_assert(
+        offsetof(struct sheaf_listing_header, section) == 80, "layout 1");
 _Static_assert(sizeof(struct sheaf_listing_entry) == 72, "layout 1");
-_Static_assert(offsetof(struct sheaf_listing_entry, mtime_nsec) == 48,
-        "layout 1");
+_Static_assert(
+        offsetof(struct sheaf_listing_entry, mtime_nsec) == 48, "layout 1");
 _Static_assert(offsetof(struct sheaf_listing_entry, mode) == 64, "layout 1");
 
 /* Node id of the root is 1 (FUSE's). Any other is made from the version in
@@ -168,8 +168,7 @@ const char *sheaf_listing_target(const struct sheaf_listing *listing,
 
 /* Child of directory @dir by name. 0; -ENOENT; -ENOTDIR. */
 SHEAF_MUST_CHECK int sheaf_listing_child(const struct sheaf_listing *listing,
-        uint32_t dir, const char *name, size_t len_bytes,
-        uint32_t *ret_index);
+        uint32_t dir, const char *name, size_t len_bytes, uint32_t *ret_index);
 
 /* Entry by path relative to the root ("" and "." are the root; repeated and
  * trailing slashes are fine; links are not followed, ".." is -EINVAL).
@@ -178,9 +177,8 @@ SHEAF_MUST_CHECK int sheaf_listing_find(const struct sheaf_listing *listing,
         const char *path, size_t len_bytes, uint32_t *ret_index);
 
 /* Entry by node id. 0; -ENOENT. */
-SHEAF_MUST_CHECK int sheaf_listing_by_node(
-        const struct sheaf_listing *listing, uint64_t node,
-        uint32_t *ret_index);
+SHEAF_MUST_CHECK int sheaf_listing_by_node(const struct sheaf_listing *listing,
+        uint64_t node, uint32_t *ret_index);
 
 /* Writes the path of entry @index, relative, NUL-terminated, "" for the
  * root. Returns its length; when that is >= @cap_bytes nothing useful was
@@ -197,12 +195,11 @@ static inline uint32_t sheaf_listing_chunk_len(
         const struct sheaf_listing *listing, uint32_t index,
         uint64_t chunk_index)
 {
-        return sheaf_chunk_len(listing->entries[index].size_bytes,
-                chunk_index);
+        return sheaf_chunk_len(listing->entries[index].size_bytes, chunk_index);
 }
 
-static inline bool sheaf_listing_is_file(const struct sheaf_listing *listing,
-        uint32_t index)
+static inline bool sheaf_listing_is_file(
+        const struct sheaf_listing *listing, uint32_t index)
 {
         return S_ISREG(listing->entries[index].mode);
 }

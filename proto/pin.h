@@ -26,11 +26,11 @@
 
 /* Makes sure that slots below @slots are scanned. Any thread. Called before
  * the first publication in a slot at or above the current mark. */
-static inline void sheaf_pin_raise_mark(struct sheaf_hazard *hazard,
-        uint64_t slots)
+static inline void sheaf_pin_raise_mark(
+        struct sheaf_hazard *hazard, uint64_t slots)
 {
-        uint64_t seen = atomic_load_explicit(&hazard->high_water,
-                memory_order_seq_cst);
+        uint64_t seen =
+                atomic_load_explicit(&hazard->high_water, memory_order_seq_cst);
 
         while (seen < slots &&
                 !atomic_compare_exchange_weak_explicit(&hazard->high_water,
@@ -50,14 +50,14 @@ static inline bool sheaf_pin_publish(_Atomic uint64_t *slot, uint64_t word)
 #else
         uint64_t empty = 0;
 
-        return atomic_compare_exchange_strong_explicit(slot, &empty, word,
-                memory_order_seq_cst, memory_order_relaxed);
+        return atomic_compare_exchange_strong_explicit(
+                slot, &empty, word, memory_order_seq_cst, memory_order_relaxed);
 #endif
 }
 
 /* True when the published @word is still the table's: the bytes stay. */
-static inline bool sheaf_pin_recheck(const _Atomic uint64_t *entry,
-        uint64_t word)
+static inline bool sheaf_pin_recheck(
+        const _Atomic uint64_t *entry, uint64_t word)
 {
 #ifdef SHEAF_MUTANT_NO_RECHECK
         (void)entry;
@@ -93,8 +93,8 @@ static inline void sheaf_pin_set(_Atomic uint64_t *entry, uint64_t word)
  * whatever the client wrote. */
 static inline uint64_t sheaf_pin_mark(const struct sheaf_hazard *hazard)
 {
-        uint64_t mark = atomic_load_explicit(&hazard->high_water,
-                memory_order_seq_cst);
+        uint64_t mark =
+                atomic_load_explicit(&hazard->high_water, memory_order_seq_cst);
 
         return SHEAF_MIN(mark, (uint64_t)SHEAF_HAZARD_SLOTS);
 }

@@ -12,8 +12,8 @@
 #include "proto/base.h"
 #include "proto/control.pb-c.h"
 
-#define SHEAF_WIRE_BYTES_MAX (UINT64_C(64) << 10)
-#define SHEAF_WIRE_FDS_MAX   64
+#define SHEAF_WIRE_BYTES_MAX  (UINT64_C(64) << 10)
+#define SHEAF_WIRE_FDS_MAX    64
 #define SHEAF_SOCKET_PATH_MAX 107
 
 struct sheaf_wire_msg {
@@ -37,8 +37,8 @@ SHEAF_MUST_CHECK int sheaf_wire_recv_record(int sock, void *data,
 /* Sends one message; descriptors stay the caller's. 0; -EAGAIN when the
  * socket is full and non-blocking; -EMSGSIZE; -EPIPE; -errno. Any thread:
  * records are never torn. */
-SHEAF_MUST_CHECK int sheaf_wire_send(int sock, const Sheaf__Envelope *env,
-        const int *fds, size_t fd_count);
+SHEAF_MUST_CHECK int sheaf_wire_send(
+        int sock, const Sheaf__Envelope *env, const int *fds, size_t fd_count);
 
 /* Receives one message. 1: @ret_msg is filled; 0: the peer hung up; -EAGAIN;
  * -EBADMSG; -errno. */

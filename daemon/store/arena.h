@@ -36,18 +36,18 @@ enum sheaf_pages {
 };
 
 struct sheaf_arena_config {
-        uint64_t bytes_max;        /* of all arenas together, hard */
-        uint64_t extent_bytes;     /* 0: derived, see sheaf_arena_shape */
-        uint64_t segment_bytes;    /* 0: derived */
+        uint64_t bytes_max;     /* of all arenas together, hard */
+        uint64_t extent_bytes;  /* 0: derived, see sheaf_arena_shape */
+        uint64_t segment_bytes; /* 0: derived */
         enum sheaf_pages pages;
-        const char *lock_dir;      /* directory of the extents' lock files */
+        const char *lock_dir; /* directory of the extents' lock files */
         /* An extent of @arena with index @extent is new (fd is to be sent to
          * its clients) or is dropped (clients are to unmap and answer with
          * sheaf_pins_unmapped). Called inside place, shrink and pins calls. */
-        void (*extent_new)(void *arg, struct sheaf_arena *arena,
-                uint32_t extent);
-        void (*extent_dropped)(void *arg, struct sheaf_arena *arena,
-                uint32_t extent);
+        void (*extent_new)(
+                void *arg, struct sheaf_arena *arena, uint32_t extent);
+        void (*extent_dropped)(
+                void *arg, struct sheaf_arena *arena, uint32_t extent);
         void *arg;
 };
 
@@ -58,8 +58,8 @@ struct sheaf_arena_shape {
 /* Sizes for a budget of @bytes_max: extents of max(64 MiB, 1/64), at most an
  * eighth; segments of 1/1024 as a power of two, 8 to 64 MiB. -ERANGE below
  * the least useful budget of 32 MiB (an error message names it). */
-SHEAF_MUST_CHECK int sheaf_arena_shape(uint64_t bytes_max,
-        struct sheaf_arena_shape *ret_shape);
+SHEAF_MUST_CHECK int sheaf_arena_shape(
+        uint64_t bytes_max, struct sheaf_arena_shape *ret_shape);
 
 SHEAF_MUST_CHECK int sheaf_arena_pool_new(
         const struct sheaf_arena_config *config,
@@ -119,23 +119,23 @@ sheaf_block sheaf_arena_commit(struct sheaf_space *space, sheaf_block block,
 void sheaf_arena_abort(struct sheaf_space *space, sheaf_block block);
 
 /* Block with that digest, or 0. */
-sheaf_block sheaf_arena_find(const struct sheaf_arena *arena,
-        const struct sheaf_digest *digest);
+sheaf_block sheaf_arena_find(
+        const struct sheaf_arena *arena, const struct sheaf_digest *digest);
 /* Makes @block visible as (@table, @chunk) too. 0; -ENOMEM. */
 SHEAF_MUST_CHECK int sheaf_arena_join(struct sheaf_arena *arena,
         sheaf_block block, struct sheaf_table *table, uint64_t chunk);
 
 /* Holds a block against recycling while the daemon itself reads it (a write
  * to disk, a copy for a client). Nested. */
-const void *sheaf_arena_hold(struct sheaf_arena *arena, sheaf_block block,
-        uint32_t *ret_len_bytes);
+const void *sheaf_arena_hold(
+        struct sheaf_arena *arena, sheaf_block block, uint32_t *ret_len_bytes);
 void sheaf_arena_unhold(struct sheaf_arena *arena, sheaf_block block);
 
 /* ---- tables ---- */
 
 /* @serial: of the version; every word starts 0. The memfd is sealed. */
-SHEAF_MUST_CHECK int sheaf_table_new(struct sheaf_arena *arena,
-        uint64_t serial, uint64_t chunk_count, struct sheaf_table **ret_table);
+SHEAF_MUST_CHECK int sheaf_table_new(struct sheaf_arena *arena, uint64_t serial,
+        uint64_t chunk_count, struct sheaf_table **ret_table);
 /* Kills the table's words; blocks that no other table names are released. */
 void sheaf_table_free(struct sheaf_table *table);
 int sheaf_table_fd(const struct sheaf_table *table);
@@ -144,16 +144,16 @@ sheaf_block sheaf_table_block(const struct sheaf_table *table, uint64_t chunk);
 /* Drops one chunk (evict): its word is killed; the block is released if no
  * other table names it and nobody holds it. True when it was resident. */
 bool sheaf_table_evict(struct sheaf_table *table, uint64_t chunk);
-uint64_t sheaf_table_resident(const struct sheaf_table *table,
-        uint64_t *ret_bytes);
+uint64_t sheaf_table_resident(
+        const struct sheaf_table *table, uint64_t *ret_bytes);
 
 /* ---- pins ---- */
 
 /* One client process: makes its hazard array. -EUSERS above
  * SHEAF_PINS_CLIENTS_MAX. */
 #define SHEAF_PINS_CLIENTS_MAX 4096
-SHEAF_MUST_CHECK int sheaf_pins_new(struct sheaf_arena *arena,
-        struct sheaf_pins **ret_pins);
+SHEAF_MUST_CHECK int sheaf_pins_new(
+        struct sheaf_arena *arena, struct sheaf_pins **ret_pins);
 /* The client is dead: everything it held is free, except what ghosts hold. */
 void sheaf_pins_free(struct sheaf_pins *pins);
 int sheaf_pins_fd(const struct sheaf_pins *pins);
@@ -168,8 +168,8 @@ void sheaf_pins_unmapped(struct sheaf_pins *pins, uint32_t extent);
  * above its grant. */
 uint64_t sheaf_pins_held(struct sheaf_pins *pins, uint64_t *ret_blocks);
 /* A fork: what @pins holds now stays held until the ghost is freed too. */
-SHEAF_MUST_CHECK int sheaf_ghost_new(struct sheaf_pins *pins,
-        struct sheaf_ghost **ret_ghost);
+SHEAF_MUST_CHECK int sheaf_ghost_new(
+        struct sheaf_pins *pins, struct sheaf_ghost **ret_ghost);
 void sheaf_ghost_free(struct sheaf_ghost *ghost);
 
 /* ---- figures ---- */
@@ -183,7 +183,7 @@ struct sheaf_arena_stats {
         uint64_t scans, scans_met_pin, scanned_slots, kept_blocks;
         uint64_t place_failures, scan_ns, scan_ns_max;
 };
-void sheaf_arena_stats(const struct sheaf_arena *arena,
-        struct sheaf_arena_stats *ret_stats);
+void sheaf_arena_stats(
+        const struct sheaf_arena *arena, struct sheaf_arena_stats *ret_stats);
 
 #endif
