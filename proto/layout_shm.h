@@ -118,18 +118,31 @@ _Static_assert(offsetof(struct sheaf_meter, stripe) == 64, "layout 1");
 
 /* Indexes of sheaf_meter.op: requests that reached the FUSE process, shown
  * as mount.requests.NAME; READ bytes as mount.read_bytes. */
+/* clang-format off */
 #define SHEAF_METER_OP_LIST(X)                                                 \
         X(LOOKUP, lookup)                                                      \
-        X(FORGET, forget) X(GETATTR, getattr) X(READLINK, readlink) X(         \
-                OPEN, open) X(READ, read) X(RELEASE, release) X(FLUSH,         \
-                flush) X(OPENDIR, opendir) X(READDIR, readdir) X(READDIRPLUS,  \
-                readdirplus) X(RELEASEDIR, releasedir) X(STATFS, statfs)       \
-                X(GETXATTR, getxattr) X(LISTXATTR, listxattr)                  \
-                        X(ACCESS, access) X(LSEEK, lseek) X(IOCTL, ioctl)      \
-                                X(OTHER, other) X(READ_BYTES, read_bytes)      \
-                                        X(READ_ERRORS, read_errors)            \
-                                                X(PASSTHROUGH_OPENS,           \
-                                                        passthrough_opens)
+        X(FORGET, forget)                                                      \
+        X(GETATTR, getattr)                                                    \
+        X(READLINK, readlink)                                                  \
+        X(OPEN, open)                                                          \
+        X(READ, read)                                                          \
+        X(RELEASE, release)                                                    \
+        X(FLUSH, flush)                                                        \
+        X(OPENDIR, opendir)                                                    \
+        X(READDIR, readdir)                                                    \
+        X(READDIRPLUS, readdirplus)                                            \
+        X(RELEASEDIR, releasedir)                                              \
+        X(STATFS, statfs)                                                      \
+        X(GETXATTR, getxattr)                                                  \
+        X(LISTXATTR, listxattr)                                                \
+        X(ACCESS, access)                                                      \
+        X(LSEEK, lseek)                                                        \
+        X(IOCTL, ioctl)                                                        \
+        X(OTHER, other)                                                        \
+        X(READ_BYTES, read_bytes)                                              \
+        X(READ_ERRORS, read_errors)                                            \
+        X(PASSTHROUGH_OPENS, passthrough_opens)
+/* clang-format on */
 enum sheaf_meter_op {
 #define X(upper, lower) SHEAF_METER_OP_##upper,
         SHEAF_METER_OP_LIST(X)
