@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* sheaf verify: reads the cached bytes again and compares digests. */
+/* sheaf verify: compares cache and origin, by digest. Chunks that were never
+ * read have nothing to be compared with: they are told, and are no damage. */
 #include "tools/cli/conn.h"
 #include "tools/cli/out.h"
 #include "tools/cli/report.h"
@@ -15,6 +16,11 @@ static int on_reply(void *arg, const Sheaf__Envelope *env)
         return CLI_OK;
 }
 
+static uint64_t faults(const struct cli_findings *findings)
+{
+        return findings->count - cli_findings_of(findings, "unknown");
+}
+
 static void print(const struct cli *cli, struct cli_findings *findings)
 {
         char chunks[CLI_COUNT_TEXT_MAX], count[CLI_COUNT_TEXT_MAX];
@@ -28,20 +34,20 @@ static void print(const struct cli *cli, struct cli_findings *findings)
                         o, "checked", json_integer((json_int_t)findings->done));
                 json_object_set_new(o, "checked_bytes",
                         json_integer((json_int_t)findings->done_bytes));
-                json_object_set_new(o, "ok", json_boolean(!findings->count));
+                json_object_set_new(o, "ok", json_boolean(!faults(findings)));
                 cli_findings_end(findings, o);
                 cli_json_print(o);
                 return;
         }
         cli_findings_end(findings, NULL);
-        if (!findings->count && !cli->quiet)
+        if (!faults(findings) && !cli->quiet)
                 printf("%s: %s checked, %s, no damage\n", cli->args[0],
                         cli_count_text(findings->done, chunks),
                         sheaf_size_text(findings->done_bytes, size));
-        else if (findings->count)
+        else if (faults(findings))
                 printf("%s: %s checked, %s findings\n", cli->args[0],
                         cli_count_text(findings->done, chunks),
-                        cli_count_text(findings->count, count));
+                        cli_count_text(faults(findings), count));
 }
 
 static int run(struct cli *cli)
@@ -55,7 +61,7 @@ static int run(struct cli *cli)
                 return rc;
         cli_findings_begin(&findings, cli, FINDINGS_SHOWN);
         body.name = cli->args[0];
-        body.origin = cli_flag(cli, "origin");
+        body.origin = !cli_flag(cli, "cache-only");
         body.repair = cli_flag(cli, "repair");
 
         CLI_REQUEST(env, VERIFY, verify, &body);
@@ -63,11 +69,11 @@ static int run(struct cli *cli)
         if (!rc)
                 print(cli, &findings);
         json_decref(findings.list);
-        return !rc && findings.count ? CLI_DAMAGE : rc;
+        return !rc && faults(&findings) ? CLI_DAMAGE : rc;
 }
 
 static const struct cli_option options[] = {
-        { "origin", NULL, false, "compare with the origin's bytes too" },
+        { "cache-only", NULL, false, "leave the origin alone" },
         { "repair", NULL, false, "drop damaged chunks and fetch them again" },
         { 0 },
 };
@@ -75,10 +81,10 @@ static const struct cli_option options[] = {
 const struct cli_verb cli_verb_verify = {
         .name = "verify",
         .args = "NAME",
-        .brief = "check the cached bytes of a dataset",
+        .brief = "compare the cache of a dataset with its origin",
         .details = "Exit code 6 when anything was found, repaired or not.\n",
         .examples = "sheaf verify imagenet\n"
-                    "sheaf verify --origin --repair imagenet",
+                    "sheaf verify --cache-only --repair imagenet",
         .options = options,
         .args_min = 1,
         .args_max = 1,
