@@ -286,6 +286,7 @@ int sheaf_fetcher_new(const struct sheaf_fetcher_config *config,
                 return -ENOMEM;
         fetcher->loop = config->loop;
         fetcher->store = config->store;
+        fetcher->cores = uv_available_parallelism();
         fetcher->flights_max = config->flights_max ? config->flights_max : 256;
         fetcher->bytes_max =
                 config->bytes_max ? config->bytes_max : 256 * SHEAF_MIB;

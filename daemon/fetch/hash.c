@@ -122,6 +122,7 @@ static void hashed(uv_work_t *work, int status)
         struct sheaf_fetcher *fetcher = batch->fetcher;
 
         fetcher->hashing--;
+        sheaf_fetcher_kick(fetcher);
         fetcher->stats.hash_ns += (uint64_t)batch->ns;
         fetcher->stats.hashed_bytes += batch->bytes;
         for (size_t i = 0; i < batch->count; i++) {
@@ -163,9 +164,12 @@ static int make_room(struct sheaf_flight *f)
         return f->heap ? 0 : -ENOMEM;
 }
 
+/* With every core busy, what arrives waits and makes the next batch larger:
+ * a hand-over to the pool costs as much as hashing a small chunk. */
 void sheaf_fetcher_hash_arrived(struct sheaf_fetcher *fetcher)
 {
-        while (!TAILQ_EMPTY(&fetcher->arrived)) {
+        while (!TAILQ_EMPTY(&fetcher->arrived) &&
+                fetcher->hashing <= fetcher->cores) {
                 struct batch *batch = sheaf_new(struct batch, 1);
                 struct sheaf_flight *f;
 

@@ -81,7 +81,8 @@ struct sheaf_fetcher {
         struct sheaf_flight_bucket buckets[SHEAF_FLIGHT_BUCKETS];
         struct sheaf_flight_list demand, hints, arrived, late, settling;
         uint64_t queued, hints_queued;
-        uint64_t under_way, under_way_bytes, hashing;
+        uint64_t under_way, under_way_bytes;
+        uint64_t hashing, cores; /* batches under way; constant */
         uint64_t writing, writing_bytes;
         int64_t write_progress_ns;
         struct sheaf_fetcher_stats stats;

@@ -26,8 +26,12 @@
 #include <sys/types.h>
 #include <uv.h>
 
-#define SHEAF_ORIGIN_SLOTS     16   /* chunks in flight per origin */
-#define SHEAF_ORIGIN_QUEUE_MAX 4096 /* reads waiting for a slot */
+#define SHEAF_ORIGIN_SLOTS 64 /* chunks in flight per origin */
+/* Of them, those with room for any chunk; the others are for small ones, and
+ * bound the memory of a reader to 76 MiB. */
+#define SHEAF_ORIGIN_SLOTS_LARGE 16
+#define SHEAF_ORIGIN_SMALL_BYTES (256 * SHEAF_KIB)
+#define SHEAF_ORIGIN_QUEUE_MAX   4096 /* reads waiting for a slot */
 
 struct sheaf_origin;
 

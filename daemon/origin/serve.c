@@ -1,10 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The reader's work: requests in, worker threads, replies out.
  *
- *  1 the main thread only receives; it never touches the origin
- *  2 a worker that finishes while another sends leaves its result to that
- *    one, so that replies of small files travel together
- *  3 a listing runs in a thread of its own, one at a time
+ *  1 the main thread only receives and ticks; it never touches the origin
+ *  2 results wait for others to travel with, but never behind a read: the
+ *    last worker to find no job sends them, and every tick does
+ *  3 while reads are fast only as many workers run as there are cores, since
+ *    waking one costs as much as a small read; where they wait for something
+ *    all of them run. A tick without a job begun wakes the others too
+ *  4 a listing runs in a thread of its own, one at a time
  *
  * Locks: jobs.lock and outbox.lock, never both. */
 #include "daemon/origin/reader.h"
@@ -12,10 +15,19 @@
 #include "daemon/origin/reader.pb-c.h"
 #include "proto/wire.h"
 
+#include <poll.h>
 #include <pthread.h>
 #include <stdio.h>
+#include <time.h>
 
 #define JOBS_MAX (2 * SHEAF_ORIGIN_SLOTS)
+/* A read of a small file that takes longer than this waits for a disk or a
+ * server; one from the page cache takes a tenth of it. */
+#define SLOW_NS (300 * SHEAF_NS_PER_MS / 1000)
+#define TICK_MS 1
+/* Results that travel together, and how long the first waits for them. */
+#define TOGETHER    16
+#define TOGETHER_NS (200 * SHEAF_NS_PER_MS / 1000)
 
 struct job {
         struct job *next;
@@ -29,8 +41,15 @@ static struct {
         pthread_mutex_t lock;
         pthread_cond_t more;
         struct job *first, **last;
-} jobs = { PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, NULL,
-        &jobs.first };
+        int workers, cores; /* constant */
+        int idle;           /* workers that wait */
+        uint64_t begun;
+        int64_t mean_ns;            /* of a read, the last ones most */
+        _Atomic size_t queued;      /* read without the lock as a hint */
+        _Atomic size_t outstanding; /* taken in and not yet answered */
+} jobs = { .lock = PTHREAD_MUTEX_INITIALIZER,
+        .more = PTHREAD_COND_INITIALIZER,
+        .last = &jobs.first };
 
 struct result {
         uint64_t id;
@@ -42,6 +61,7 @@ static struct {
         pthread_mutex_t lock;
         struct result results[JOBS_MAX];
         size_t count;
+        int64_t first_ns; /* when the oldest was put in */
         bool sending;
 } outbox = { .lock = PTHREAD_MUTEX_INITIALIZER };
 
@@ -50,9 +70,10 @@ static char *buffers;
 static void send_reply(SheafReader__Reply *reply, int fd)
 {
         size_t len = sheaf_reader__reply__get_packed_size(reply);
-        uint8_t stack[4096];
+        uint8_t stack[8192];
 
-        /* The largest reply has two paths of 256 bytes or 32 results. */
+        /* The largest reply has two paths of 256 bytes or JOBS_MAX results
+         * of at most 40. */
         if (len > sizeof(stack))
                 abort();
         sheaf_reader__reply__pack(reply, stack);
@@ -81,14 +102,19 @@ static void send_results(const struct result *results, size_t count)
         send_reply(&reply, -1);
 }
 
-static void post(const struct result *result)
+static int64_t now_ns(void)
+{
+        struct timespec ts;
+
+        clock_gettime(CLOCK_MONOTONIC, &ts);
+        return ts.tv_sec * SHEAF_NS_PER_SEC + ts.tv_nsec;
+}
+
+/* Sends what there is, unless somebody does already. */
+static void flush_locked(void)
 {
         struct result batch[JOBS_MAX];
 
-        pthread_mutex_lock(&outbox.lock);
-        if (outbox.count == JOBS_MAX)
-                abort(); /* the daemon has fewer slots than that */
-        outbox.results[outbox.count++] = *result;
         while (!outbox.sending && outbox.count) {
                 size_t count = outbox.count;
 
@@ -97,37 +123,101 @@ static void post(const struct result *result)
                 outbox.sending = true;
                 pthread_mutex_unlock(&outbox.lock);
                 send_results(batch, count);
+                atomic_fetch_sub(&jobs.outstanding, count);
                 pthread_mutex_lock(&outbox.lock);
                 outbox.sending = false;
         }
+}
+
+static void post(const struct result *result, int64_t at_ns)
+{
+        pthread_mutex_lock(&outbox.lock);
+        if (outbox.count == JOBS_MAX)
+                abort(); /* the daemon has fewer slots than that */
+        if (!outbox.count)
+                outbox.first_ns = at_ns;
+        outbox.results[outbox.count++] = *result;
+        if (outbox.count >= TOGETHER || !atomic_load(&jobs.queued) ||
+                at_ns - outbox.first_ns >= TOGETHER_NS)
+                flush_locked();
         pthread_mutex_unlock(&outbox.lock);
+}
+
+static struct job *next_job(int64_t spent_ns)
+{
+        struct job *job;
+
+        pthread_mutex_lock(&jobs.lock);
+        jobs.mean_ns += (spent_ns - jobs.mean_ns) / 8;
+        while (!jobs.first) {
+                jobs.idle++;
+                pthread_cond_wait(&jobs.more, &jobs.lock);
+                jobs.idle--;
+        }
+        job = jobs.first;
+        jobs.first = job->next;
+        if (!jobs.first)
+                jobs.last = &jobs.first;
+        jobs.begun++;
+        atomic_fetch_sub(&jobs.queued, 1);
+        pthread_mutex_unlock(&jobs.lock);
+        return job;
 }
 
 static void *work(void *unused)
 {
+        int64_t spent_ns = 0;
+
         (void)unused;
         for (;;) {
-                struct result result = { 0 };
-                struct job *job;
+                struct job *job = next_job(spent_ns);
+                struct result result = { .id = job->id };
+                int64_t start_ns = now_ns(), end_ns;
 
-                pthread_mutex_lock(&jobs.lock);
-                while (!jobs.first)
-                        pthread_cond_wait(&jobs.more, &jobs.lock);
-                job = jobs.first;
-                jobs.first = job->next;
-                if (!jobs.first)
-                        jobs.last = &jobs.first;
-                pthread_mutex_unlock(&jobs.lock);
-
-                result.id = job->id;
                 result.rc =
                         sheaf_reader_chunk(SHEAF_READER_FD_ROOT, &job->chunk,
                                 buffers + job->slot * SHEAF_CHUNK_BYTES_MAX,
                                 &result.ctime_packed);
                 free(job);
-                post(&result);
+                end_ns = now_ns();
+                spent_ns = end_ns - start_ns;
+                post(&result, end_ns);
         }
         return NULL;
+}
+
+static void wake(int count)
+{
+        while (count-- > 0)
+                pthread_cond_signal(&jobs.more);
+}
+
+/* How many workers to wake for what is queued. Called with the lock. */
+static int wanted_locked(void)
+{
+        int most = jobs.mean_ns > SLOW_NS ? jobs.workers : jobs.cores;
+        int running = jobs.workers - jobs.idle;
+
+        return (int)SHEAF_MIN((size_t)SHEAF_MAX(most - running, 0),
+                atomic_load(&jobs.queued));
+}
+
+/* Now and then while there is work: nothing waits behind a read that hangs. */
+static void tick(void)
+{
+        static uint64_t begun_before;
+        bool stuck;
+
+        pthread_mutex_lock(&outbox.lock);
+        flush_locked();
+        pthread_mutex_unlock(&outbox.lock);
+
+        pthread_mutex_lock(&jobs.lock);
+        stuck = jobs.first && jobs.idle && jobs.begun == begun_before;
+        begun_before = jobs.begun;
+        pthread_mutex_unlock(&jobs.lock);
+        if (stuck)
+                pthread_cond_broadcast(&jobs.more);
 }
 
 static struct sheaf_reader_identity identity_of(
@@ -165,6 +255,11 @@ static struct job *make_job(const SheafReader__Read *read)
 
 static void take_reads(const SheafReader__Reads *reads)
 {
+        struct job *first = NULL, **last = &first;
+        size_t count = 0;
+        int woken;
+
+        atomic_fetch_add(&jobs.outstanding, reads->n_read);
         for (size_t i = 0; i < reads->n_read; i++) {
                 const SheafReader__Read *read = reads->read[i];
                 struct job *job;
@@ -174,15 +269,23 @@ static void take_reads(const SheafReader__Reads *reads)
                         abort();
                 job = make_job(read);
                 if (!job) {
-                        post(&(struct result){ read->id, -ENOMEM, 0 });
+                        post(&(struct result){ read->id, -ENOMEM, 0 },
+                                now_ns());
                         continue;
                 }
-                pthread_mutex_lock(&jobs.lock);
-                *jobs.last = job;
-                jobs.last = &job->next;
-                pthread_cond_signal(&jobs.more);
-                pthread_mutex_unlock(&jobs.lock);
+                *last = job;
+                last = &job->next;
+                count++;
         }
+        if (!first)
+                return;
+        pthread_mutex_lock(&jobs.lock);
+        *jobs.last = first;
+        jobs.last = last;
+        atomic_fetch_add(&jobs.queued, count);
+        woken = wanted_locked();
+        pthread_mutex_unlock(&jobs.lock);
+        wake(woken);
 }
 
 /* ---- listing ---- */
@@ -332,14 +435,37 @@ static void take_request(SheafReader__Request *request)
         sheaf_reader__request__free_unpacked(request, NULL);
 }
 
+/* Until there is a message. */
+static void wait_for_message(int64_t *tick_ns)
+{
+        struct pollfd poll_fd = { .fd = SHEAF_READER_FD_SOCK,
+                .events = POLLIN };
+
+        for (;;) {
+                bool working = atomic_load(&jobs.outstanding);
+                int rc = poll(&poll_fd, 1, working ? TICK_MS : -1);
+
+                if (working &&
+                        now_ns() - *tick_ns >= TICK_MS * SHEAF_NS_PER_MS) {
+                        tick();
+                        *tick_ns = now_ns();
+                }
+                if (rc > 0)
+                        return;
+        }
+}
+
 _Noreturn void sheaf_reader_serve(int threads)
 {
         static uint8_t data[SHEAF_WIRE_BYTES_MAX];
+        int64_t tick_ns = 0;
 
         buffers = mmap(NULL, SHEAF_ORIGIN_SLOTS * SHEAF_CHUNK_BYTES_MAX,
                 PROT_READ | PROT_WRITE, MAP_SHARED, SHEAF_READER_FD_BUFFERS, 0);
         if (buffers == MAP_FAILED)
                 _exit(1);
+        jobs.workers = threads;
+        jobs.cores = (int)SHEAF_MAX(sysconf(_SC_NPROCESSORS_ONLN), 1);
         for (int i = 0; i < threads; i++) {
                 pthread_t thread;
 
@@ -352,6 +478,7 @@ _Noreturn void sheaf_reader_serve(int threads)
                 size_t len, fd_count;
                 SheafReader__Request *request;
 
+                wait_for_message(&tick_ns);
                 if (sheaf_wire_recv_record(SHEAF_READER_FD_SOCK, data,
                             sizeof(data), &len, fds, &fd_count) <= 0)
                         _exit(0);

@@ -74,14 +74,21 @@ static int add(struct batch *batch, const struct sheaf_origin_read *read,
         return 0;
 }
 
-static uint32_t free_slot(const struct sheaf_reader *reader)
+/* A slot for a chunk of this length, or SHEAF_ORIGIN_SLOTS. Small chunks
+ * leave the large slots to large ones while they can. */
+static uint32_t free_slot(const struct sheaf_reader *reader, uint64_t len_bytes)
 {
-        uint32_t i = 0;
+        const struct sheaf_reader_slot *slots = reader->slots;
 
-        while (i < SHEAF_ORIGIN_SLOTS &&
-                reader->slots[i].state != SHEAF_SLOT_FREE)
-                i++;
-        return i;
+        if (len_bytes <= SHEAF_ORIGIN_SMALL_BYTES)
+                for (uint32_t i = SHEAF_ORIGIN_SLOTS_LARGE;
+                        i < SHEAF_ORIGIN_SLOTS; i++)
+                        if (slots[i].state == SHEAF_SLOT_FREE)
+                                return i;
+        for (uint32_t i = 0; i < SHEAF_ORIGIN_SLOTS_LARGE; i++)
+                if (slots[i].state == SHEAF_SLOT_FREE)
+                        return i;
+        return SHEAF_ORIGIN_SLOTS;
 }
 
 static void fill(
@@ -91,13 +98,16 @@ static void fill(
         struct sheaf_read_priv *priv;
 
         while ((priv = TAILQ_FIRST(&origin->queue))) {
-                uint32_t slot = free_slot(reader);
+                const struct sheaf_origin_read *read = priv->read;
+                uint32_t slot =
+                        free_slot(reader, sheaf_listing_chunk_len(read->listing,
+                                                  read->entry, read->index));
                 uint64_t id = ++origin->next_id;
                 int rc;
 
                 if (slot == SHEAF_ORIGIN_SLOTS)
                         return;
-                rc = add(batch, priv->read, id, slot);
+                rc = add(batch, read, id, slot);
                 if (rc == -EAGAIN)
                         return;
                 TAILQ_REMOVE(&origin->queue, priv, entry);
