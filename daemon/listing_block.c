@@ -222,6 +222,29 @@ int sheaf_listing_block_load(const char *path,
         return 0;
 }
 
+bool sheaf_listing_same(
+        const struct sheaf_listing *a, const struct sheaf_listing *b)
+{
+        if (a->entry_count != b->entry_count ||
+                a->names_bytes != b->names_bytes ||
+                a->owner_count != b->owner_count ||
+                memcmp(a->names, b->names, a->names_bytes) ||
+                memcmp(a->owners, b->owners,
+                        a->owner_count * sizeof(*a->owners)))
+                return false;
+        for (uint32_t i = 0; i < a->entry_count; i++) {
+                struct sheaf_listing_entry x = a->entries[i];
+                struct sheaf_listing_entry y = b->entries[i];
+
+                /* How recent a change was depends on when one looks. */
+                x.flags &= (uint8_t)~SHEAF_LISTING_RECENT;
+                y.flags &= (uint8_t)~SHEAF_LISTING_RECENT;
+                if (memcmp(&x, &y, sizeof(x)))
+                        return false;
+        }
+        return true;
+}
+
 static void feed_u64(struct sheaf_hasher *hasher, uint64_t value)
 {
         uint64_t le = htole64(value);

@@ -39,6 +39,10 @@ SHEAF_MUST_CHECK int sheaf_listing_block_load(const char *path,
 
 void sheaf_listing_block_clear(struct sheaf_listing_block *block);
 
+/* Whether two listings tell the same tree: an update that found nothing. */
+bool sheaf_listing_same(
+        const struct sheaf_listing *a, const struct sheaf_listing *b);
+
 /* SHA-256 over paths, types, permissions, sizes, link targets and chunk
  * digests: what a sealed version is, wherever and whenever it was listed.
  * -ENODATA while a digest is unknown. @digest_of gives a chunk's digest. */

@@ -38,7 +38,8 @@ struct listing_job {
         struct sheaf_listing_block block;
         struct sheaf_listing_pairs pairs;
         int rc;
-        bool fresh; /* add: the dataset goes when this fails */
+        bool fresh;     /* add: the dataset goes when this fails */
+        bool unchanged; /* update: the version before tells the same tree */
         bool prev_held;
         int64_t progress_ns;
 };
@@ -104,14 +105,30 @@ static void tell_summary(struct listing_job *job)
         }
 }
 
-static void job_publish(struct listing_job *job)
+/* Ends the job with the dataset's newest version. */
+static void job_answer(struct listing_job *job)
 {
         struct sheaf_reg_dataset *ds = job->dataset;
         Sheaf__Envelope env = SHEAF__ENVELOPE__INIT;
         Sheaf__DatasetInfo info = SHEAF__DATASET_INFO__INIT;
         struct sheaf_info_space space;
         struct sheaf_conn *conn = job->call.conn;
-        uint64_t id = job->call.id;
+
+        tell_summary(job);
+        ds->listing = false;
+        sheaf_dataset_fill_info(
+                ds, sheaf_registry_version(ds, NULL), &info, &space);
+        env.id = job->call.id;
+        env.body_case = SHEAF__ENVELOPE__BODY_DATASET_INFO;
+        env.dataset_info = &info;
+        sheaf_call_end(&job->call);
+        sheaf_conn_send(conn, &env, NULL, 0);
+        job_free(job);
+}
+
+static void job_publish(struct listing_job *job)
+{
+        struct sheaf_reg_dataset *ds = job->dataset;
         int rc;
 
         memcpy(job->record->listing_digest.data, job->block.digest.bytes,
@@ -130,16 +147,18 @@ static void job_publish(struct listing_job *job)
                 "name=%s owner=%u files=%llu bytes=%llu", ds->record->name,
                 ds->record->owner_uid, (unsigned long long)job->summary.files,
                 (unsigned long long)job->summary.bytes);
-        tell_summary(job);
-        ds->listing = false;
-        sheaf_dataset_fill_info(
-                ds, sheaf_registry_version(ds, NULL), &info, &space);
-        env.id = id;
-        env.body_case = SHEAF__ENVELOPE__BODY_DATASET_INFO;
-        env.dataset_info = &info;
-        sheaf_call_end(&job->call);
-        sheaf_conn_send(conn, &env, NULL, 0);
-        job_free(job);
+        job_answer(job);
+}
+
+/* Nothing changed: no new version, what was listed is dropped. */
+static void job_keep(struct listing_job *job)
+{
+        sheaf_listing_block_clear(&job->block);
+        if (sheaf_version_remove(job->daemon->store, job->record->uuid.data,
+                    job->record->serial))
+                sheaf_log(SHEAF_LOG_WARN, "listing not removed", "path=%s",
+                        job->path);
+        job_answer(job);
 }
 
 static void check_work(uv_work_t *work)
@@ -150,6 +169,10 @@ static void check_work(uv_work_t *work)
                 job->prev_held ? &job->opening.version->fetch.listing : NULL,
                 job->record->serial, job->record->uuid.data, job->path,
                 &job->block, &job->pairs);
+        if (!job->rc && job->prev_held)
+                job->unchanged =
+                        sheaf_listing_same(&job->opening.version->fetch.listing,
+                                &job->block.listing);
 }
 
 static void check_done(uv_work_t *work, int status)
@@ -162,6 +185,8 @@ static void check_done(uv_work_t *work, int status)
                 job_fail(job, job->rc, "the reader gave an invalid listing");
         else if (job->rc)
                 job_fail(job, job->rc, "the listing cannot be stored");
+        else if (job->unchanged)
+                job_keep(job);
         else
                 job_publish(job);
 }

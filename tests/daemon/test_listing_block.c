@@ -206,3 +206,24 @@ Test(listing_block, root_digest_is_of_contents_not_times)
         close(fd);
         close(fd2);
 }
+
+Test(listing_block, an_update_that_found_nothing_is_the_same)
+{
+        struct sheaf_listing_block one, two, three;
+        struct sheaf_listing_pairs pairs;
+        int fd = claim(7, 20), fd2 = claim(8, 20), fd3 = claim(9, 21);
+
+        cr_assert_eq(import(fd, NULL, 7, &one, &pairs), 0);
+        cr_assert_eq(import(fd2, &one.listing, 8, &two, &pairs), 0);
+        free(pairs.pairs);
+        cr_assert_eq(import(fd3, &one.listing, 9, &three, &pairs), 0);
+        free(pairs.pairs);
+        cr_assert(sheaf_listing_same(&one.listing, &two.listing));
+        cr_assert(!sheaf_listing_same(&one.listing, &three.listing));
+        sheaf_listing_block_clear(&one);
+        sheaf_listing_block_clear(&two);
+        sheaf_listing_block_clear(&three);
+        close(fd);
+        close(fd2);
+        close(fd3);
+}
