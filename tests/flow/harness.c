@@ -273,7 +273,7 @@ pid_t flow_fork(uid_t uid, gid_t gid)
         pid = fork();
         if (pid)
                 return pid;
-        close(flow.warden_fd);
+        sheaf_close_p(&flow.warden_fd);
         if (become(uid, gid))
                 _exit(99);
         prctl(PR_SET_DUMPABLE, 1);
