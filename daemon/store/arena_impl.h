@@ -19,6 +19,7 @@
  * costs the heap 32 bytes. */
 #define SHEAF_BIG_SHIFT 20
 #define SHEAF_BIG_BYTES (UINT32_C(1) << SHEAF_BIG_SHIFT)
+#define SHEAF_BIG_ALIGN 512
 #define SHEAF_TAG_BYTES 64
 
 #define SHEAF_TABLES_MAX 65000
@@ -262,12 +263,14 @@ static inline uint64_t sheaf_block_word(const struct sheaf_block_slot *slot)
         return (uint64_t)slot->word_hi << 32 | slot->word_lo;
 }
 
-/* Bytes of a segment that a block of @len_bytes takes, with its tag. */
+/* Bytes of a segment that a block of @len_bytes takes, with its tag. Big ones
+ * among themselves begin where a disk can write them from. */
 static inline uint32_t sheaf_block_room(uint32_t len_bytes)
 {
-        uint32_t room = (uint32_t)sheaf_round_up(len_bytes, SHEAF_BLOCK_ALIGN);
-
-        return len_bytes < SHEAF_BIG_BYTES ? room + SHEAF_TAG_BYTES : room;
+        if (len_bytes < SHEAF_BIG_BYTES)
+                return (uint32_t)sheaf_round_up(len_bytes, SHEAF_BLOCK_ALIGN) +
+                       SHEAF_TAG_BYTES;
+        return (uint32_t)sheaf_round_up(len_bytes, SHEAF_BIG_ALIGN);
 }
 
 /* Where a block's room begins: at its tag, if it has one there. */

@@ -16,12 +16,16 @@
 #include <sys/random.h>
 #include <sys/stat.h>
 
+/* What disks want of addresses; -EINVAL from one that wants more. */
+#define DIRECT_ALIGN 512
+
 struct plain_write {
         struct sheaf_disk_io io;
         struct sheaf_store *store;
         struct sheaf_plain *plain;
         struct sheaf_store_write *write;
         uint64_t index;
+        bool direct;
 };
 
 static struct sheaf_plain **bucket(struct sheaf_store *store, uint64_t node)
@@ -55,6 +59,7 @@ bool sheaf_plain_complete(const struct sheaf_plain *plain)
 static void plain_free(struct sheaf_store *store, struct sheaf_plain *plain)
 {
         sheaf_file_shut(store, &plain->file);
+        sheaf_file_shut(store, &plain->direct);
         sheaf_file_shut(store, &plain->map);
         free(plain->digests);
         free(plain);
@@ -192,7 +197,7 @@ static struct sheaf_plain *plain_new(uint64_t node, uint64_t size_bytes)
         plain->node = node;
         plain->size_bytes = size_bytes;
         plain->chunk_count = sheaf_chunk_count(size_bytes);
-        plain->file.fd = plain->map.fd = -1;
+        plain->file.fd = plain->direct.fd = plain->map.fd = -1;
         plain->digests = sheaf_new(struct sheaf_digest, plain->chunk_count);
         if (!plain->digests) {
                 free(plain);
@@ -302,6 +307,15 @@ static void write_done(struct sheaf_disk_io *io, int rc)
         struct sheaf_plain *plain = op->plain;
         struct sheaf_write_private *p = sheaf_write_private(op->write);
 
+        if (op->direct) {
+                op->direct = false;
+                sheaf_file_leave(store, &plain->direct);
+                if (rc == -EINVAL) { /* a disk that wants more alignment */
+                        io->fd = plain->file.fd;
+                        sheaf_disk_submit(store->disk, io);
+                        return;
+                }
+        }
         store->reserved_bytes -= io->len_bytes;
         account(store, plain);
         sheaf_file_leave(store, &plain->file);
@@ -367,6 +381,21 @@ static int begin(struct sheaf_store *store, struct sheaf_store_write *write,
                 store, write->ref.version->group, node, size_bytes, ret_plain);
 }
 
+/* Past the page cache where the bytes lie well: a copy and a page less for
+ * each page. The tail of a file goes through it. */
+static void go_direct(struct sheaf_store *store, struct plain_write *op)
+{
+        char name[48];
+
+        if (((uintptr_t)op->io.buf | op->io.len_bytes) % DIRECT_ALIGN)
+                return;
+        sheaf_plain_name(op->plain->node, "", name);
+        if (sheaf_file_enter(store, &op->plain->direct, name, true))
+                return;
+        op->direct = true;
+        op->io.fd = op->plain->direct.fd;
+}
+
 void sheaf_plain_write(struct sheaf_store *store,
         struct sheaf_store_write *write, uint64_t node, uint64_t size_bytes)
 {
@@ -414,6 +443,7 @@ void sheaf_plain_write(struct sheaf_store *store,
                 .offset_bytes = op->index * SHEAF_CHUNK_BYTES_MAX,
                 .done = write_done,
         };
+        go_direct(store, op);
         store->reserved_bytes += op->io.len_bytes;
         sheaf_plain_enter(plain);
         sheaf_disk_submit(store->disk, &op->io);

@@ -208,7 +208,7 @@ struct sheaf_plain {
         uint64_t node, group, size_bytes, chunk_count, present, disk_bytes;
         uint32_t generation;
         struct sheaf_digest *digests; /* of chunks; zero: absent */
-        struct sheaf_file file, map;
+        struct sheaf_file file, direct, map;
         unsigned int busy, leases;
         bool fresh; /* all of it was written in this run */
         bool checking;
