@@ -1,0 +1,309 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Clients that are killed, stopped and forked while they hold bytes: their
+ * claims end with them, and nobody else's bytes change. */
+#include "tests/flow/harness.h"
+
+#include <criterion/criterion.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <sys/wait.h>
+
+TestSuite(clients, .init = flow_init, .fini = flow_fini, .timeout = 80);
+
+#define CHUNK (UINT64_C(4) << 20)
+#define FILES 50 /* of a chunk each: 200 MiB */
+
+static void setup(void)
+{
+        flow.memory = "64MiB";
+        for (uint32_t i = 0; i < FILES; i++)
+                flow_file(i, CHUNK, "f%02u", i);
+        flow_start();
+        flow_ok("sheaf add data %s", flow.origin);
+}
+
+static void name_of(uint32_t i, char name[16])
+{
+        snprintf(name, 16, "f%02u", i);
+}
+
+static bool view_is(const struct sheaf_view *view, uint32_t id)
+{
+        return view->piece_count == 1 &&
+               flow_stamp_check(view->pieces[0].iov_base, id, 0, CHUNK);
+}
+
+/* A client that pins file @i, says so by a byte, then waits for a byte and
+ * ends 0 if its bytes are still right. */
+struct client {
+        pid_t pid;
+        int said_fd, order_fd;
+};
+
+static void client_run(uint32_t i, int say_fd, int order_fd)
+{
+        struct sheaf_session *session;
+        struct sheaf_dataset *dataset;
+        struct sheaf_view view;
+        char name[16], byte = 0;
+        uint64_t ordinal;
+        int rc = flow_open("data", &session, &dataset);
+
+        name_of(i, name);
+        if (!rc)
+                rc = sheaf_dataset_lookup(dataset, name, &ordinal);
+        if (!rc)
+                rc = sheaf_view_file(dataset, ordinal, &view);
+        if (rc)
+                byte = (char)-rc;
+        if (write(say_fd, &byte, 1) != 1 || rc)
+                _exit(1);
+        if (read(order_fd, &byte, 1) != 1)
+                _exit(2);
+        _exit(view_is(&view, i) ? 0 : 3);
+}
+
+static struct client client_start(uint32_t i)
+{
+        int say[2], order[2];
+        pid_t pid;
+
+        cr_assert(!pipe2(say, O_CLOEXEC) && !pipe2(order, O_CLOEXEC), "%s",
+                strerror(errno));
+        pid = flow_fork(0, 0);
+        cr_assert_geq(pid, 0);
+        if (!pid) {
+                close(say[0]);
+                close(order[1]);
+                client_run(i, say[1], order[0]);
+        }
+        close(say[1]);
+        close(order[0]);
+        return (struct client){ pid, say[0], order[1] };
+}
+
+/* 0 when it holds its bytes, else an errno. */
+static int client_ready(const struct client *client)
+{
+        char byte;
+
+        if (read(client->said_fd, &byte, 1) != 1)
+                return EPIPE;
+        return byte;
+}
+
+static void client_close(const struct client *client)
+{
+        close(client->said_fd);
+        close(client->order_fd);
+}
+
+static void client_kill(const struct client *client)
+{
+        kill(client->pid, SIGKILL);
+        cr_assert_eq(flow_join(client->pid, 5), 128 + SIGKILL);
+        client_close(client);
+}
+
+static void client_finish(const struct client *client)
+{
+        cr_assert_eq(write(client->order_fd, "", 1), 1);
+        cr_assert_eq(flow_join(client->pid, 10), 0, "its bytes changed");
+        client_close(client);
+}
+
+/* Reads all files; more than three times what the arena holds. */
+static void churn(void)
+{
+        struct sheaf_session *session;
+        struct sheaf_dataset *dataset;
+        char name[16];
+
+        cr_assert_eq(flow_open("data", &session, &dataset), 0);
+        for (uint32_t i = 0; i < FILES; i++) {
+                name_of(i, name);
+                cr_assert_eq(flow_check_view(dataset, name, i, CHUNK), 0,
+                        "%s: %s", name, sheaf_last_error());
+        }
+        flow_close(session, dataset);
+}
+
+static bool no_pins(void)
+{
+        return flow_stat("pins.clients") == 0 && flow_stat("pins.bytes") == 0 &&
+               flow_stat("pins.forks") == 0;
+}
+
+Test(clients, killed_with_pins)
+{
+        struct client clients[8];
+
+        flow.faults = "delay=300:f1";
+        setup();
+        /* f1x are slow: those clients are killed in the middle of a fill. */
+        for (uint32_t i = 0; i < 8; i++)
+                clients[i] = client_start(i % 2 ? 10 + i : i);
+        for (uint32_t i = 0; i < 8; i += 2)
+                cr_assert_eq(client_ready(&clients[i]), 0);
+        cr_assert_geq(flow_stat("pins.bytes"), CHUNK);
+        for (uint32_t i = 1; i < 8; i++)
+                client_kill(&clients[i]);
+        cr_assert(flow_until(5, flow_stat("pins.bytes") <= CHUNK),
+                "%g bytes stay pinned", flow_stat("pins.bytes"));
+        flow_mount("data", flow.mount);
+        for (uint32_t i = 0; i < FILES; i++)
+                cr_assert_eq(flow_check(flow_path("mount/f%02u", i), i, CHUNK,
+                                     1 << 20),
+                        0);
+        churn();
+        client_finish(&clients[0]);
+        flow_umount(flow.mount);
+        cr_assert(flow_until(5, no_pins()), "%s", flow.last.out);
+        flow_stop();
+}
+
+Test(clients, a_thousand_are_killed)
+{
+        uint64_t memory = 0;
+        double blocks = 0;
+        long fds = 0;
+
+        setup();
+        churn();
+        for (uint32_t i = 0; i < 1000; i++) {
+                struct client client = client_start(i % FILES);
+                int rc = client_ready(&client);
+
+                cr_assert_eq(rc, 0, "client %u: %s", i, strerror(rc));
+                client_kill(&client);
+                if (i != 100)
+                        continue;
+                cr_assert(flow_until(5, no_pins()));
+                fds = flow_fds(flow.daemon);
+                memory = flow_rss(flow.daemon);
+                blocks = flow_stat("arena.blocks");
+        }
+        cr_assert(flow_until(5, no_pins()), "%s", flow.last.out);
+        cr_assert_leq(flow_fds(flow.daemon), fds + 2, "%ld from %ld",
+                flow_fds(flow.daemon), fds);
+        cr_assert_leq(flow_rss(flow.daemon), memory + (8 << 20),
+                "%llu from %llu", (unsigned long long)flow_rss(flow.daemon),
+                (unsigned long long)memory);
+        cr_assert_leq(flow_stat("arena.blocks"), blocks + 16);
+        churn();
+        flow_stop();
+}
+
+Test(clients, three_hundred_at_once)
+{
+        enum {
+                COUNT = 300,
+                KILLED = 240
+        };
+        static struct client clients[COUNT];
+
+        setup();
+        for (uint32_t round = 0; round < 2; round++) {
+                uint32_t first = round ? COUNT - KILLED : 0;
+
+                for (uint32_t i = first; i < COUNT; i++)
+                        clients[i] = client_start(i % 4);
+                for (uint32_t i = first; i < COUNT; i++) {
+                        int rc = client_ready(&clients[i]);
+
+                        cr_assert_eq(rc, 0, "client %u: %s", i, strerror(rc));
+                }
+                for (uint32_t i = COUNT - KILLED; !round && i < COUNT; i++)
+                        client_kill(&clients[i]);
+        }
+        cr_assert_leq(flow_stat("pins.granted_bytes"), 32 << 20);
+        for (uint32_t i = 0; i < COUNT; i++)
+                client_finish(&clients[i]);
+        cr_assert(flow_until(5, no_pins()), "%s", flow.last.out);
+        churn();
+        flow_stop();
+}
+
+Test(clients, stopped_client_keeps_its_bytes)
+{
+        struct client client;
+
+        setup();
+        client = client_start(7);
+        cr_assert_eq(client_ready(&client), 0);
+        cr_assert_eq(flow_stat("pins.bytes"), CHUNK);
+        kill(client.pid, SIGSTOP);
+        for (int round = 0; round < 4; round++)
+                churn();
+        cr_assert_gt(flow_stat("arena.evicted"), FILES);
+        flow_sleep(2);
+        kill(client.pid, SIGCONT);
+        client_finish(&client);
+        cr_assert(flow_until(5, no_pins()), "%s", flow.last.out);
+        flow_stop();
+}
+
+/* The parent pins, forks, lets go and leaves; the child holds on until it is
+ * killed. */
+static pid_t fork_with_pin(int say_fd, uint32_t i)
+{
+        struct sheaf_session *session;
+        struct sheaf_dataset *dataset;
+        struct sheaf_view view;
+        uint64_t ordinal;
+        char name[16];
+        pid_t pid = flow_fork(0, 0), child;
+
+        if (pid)
+                return pid;
+        name_of(i, name);
+        if (flow_open("data", &session, &dataset) ||
+                sheaf_dataset_lookup(dataset, name, &ordinal) ||
+                sheaf_view_file(dataset, ordinal, &view))
+                _exit(1);
+        child = fork();
+        if (!child) {
+                for (int round = 0;; round++) {
+                        char good = view_is(&view, i);
+
+                        if (!good || round == 1)
+                                (void)!write(say_fd, &good, 1);
+                        flow_sleep(0.02);
+                }
+        }
+        (void)!write(say_fd, &child, sizeof(child));
+        sheaf_view_release(&view);
+        flow_close(session, dataset);
+        _exit(0);
+}
+
+Test(clients, forked_children_hold_pins)
+{
+        setup();
+        for (uint32_t round = 0; round < 50; round++) {
+                int say[2];
+                pid_t parent, child = 0;
+                char good;
+
+                cr_assert(!pipe2(say, O_CLOEXEC));
+                parent = fork_with_pin(say[1], round % FILES);
+                close(say[1]);
+                cr_assert_eq(read(say[0], &child, sizeof(child)),
+                        (ssize_t)sizeof(child));
+                cr_assert_eq(flow_join(parent, 5), 0);
+                if (round % 10 == 0) {
+                        cr_assert_eq(flow_stat("pins.forks"), 1);
+                        churn();
+                }
+                cr_assert_eq(read(say[0], &good, 1), 1);
+                cr_assert(good, "the child's bytes changed");
+                kill(child, SIGKILL);
+                flow_wait(child, 5);
+                /* Whatever it saw went wrong was said by then. */
+                cr_assert_eq(read(say[0], &good, 1), 0);
+                close(say[0]);
+        }
+        cr_assert(flow_until(5, no_pins()), "%s", flow.last.out);
+        flow_stop();
+}

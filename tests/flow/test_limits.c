@@ -1,0 +1,213 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Limits of memory and disk are never passed, what is reported is what is
+ * used, and whatever does not fit is served all the same. */
+#include "tests/flow/harness.h"
+
+#include <criterion/criterion.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <sys/mount.h>
+#include <sys/statvfs.h>
+
+TestSuite(limits, .init = flow_init, .fini = flow_fini, .timeout = 100);
+
+#define DISK  (UINT64_C(256) << 20)
+#define SMALL UINT64_C(700000)
+#define LARGE (UINT64_C(12) << 20)
+
+/* What `du` and status say, once writes are done; both below @max. */
+static void disk_is_right(uint64_t max)
+{
+        double said = 0, used = 0;
+        bool equal = flow_until(5, ({
+                flow_ok("sheaf warmup data f000 --disk --quiet || true");
+                said = flow_stat("disk.bytes");
+                used = (double)flow_du(flow.cache);
+                said <= used * 1.01 + 65536 && used <= said * 1.01 + 65536;
+        }));
+
+        cr_assert(equal, "du %.0f, status %.0f", used, said);
+        cr_assert_leq(used, (double)max);
+}
+
+/* A process that watches du until it is killed; exits 1 when it is over. */
+static pid_t start_watch(uint64_t max)
+{
+        pid_t pid = flow_fork(0, 0);
+        char command[256];
+
+        if (pid)
+                return pid;
+        snprintf(command, sizeof(command),
+                "while :; do n=$(du -s -B1 %s 2>/dev/null | cut -f1); "
+                "test $n -le %llu || { echo over: $n >&2; exit 1; }; "
+                "sleep 0.1; done",
+                flow.cache, (unsigned long long)max);
+        execl("/bin/sh", "sh", "-c", command, (char *)NULL);
+        _exit(9);
+}
+
+static void read_all(uint32_t count, uint64_t len)
+{
+        struct sheaf_session *session;
+        struct sheaf_dataset *dataset;
+        char name[16];
+
+        cr_assert_eq(flow_open("data", &session, &dataset), 0);
+        for (uint32_t i = 0; i < count; i++) {
+                snprintf(name, sizeof(name), "f%03u", i);
+                cr_assert_eq(flow_check_view(dataset, name, i + 1, len), 0,
+                        "%s: %s", name, sheaf_last_error());
+        }
+        flow_close(session, dataset);
+}
+
+/* Four times the limit passes through. */
+static void pass_through(uint32_t count, uint64_t len)
+{
+        pid_t watch;
+
+        flow.memory = "64MiB";
+        flow.disk = "256MiB";
+        for (uint32_t i = 0; i < count; i++)
+                flow_file(i + 1, len, "f%03u", i);
+        flow_start();
+        flow_ok("sheaf add data %s", flow.origin);
+        watch = start_watch(DISK);
+        for (int round = 0; round < 2; round++) {
+                read_all(count, len);
+                cr_assert_leq(flow_stat("arena.bytes"), 64 << 20);
+                cr_assert_leq(flow_stat("disk.bytes"), (double)DISK);
+        }
+        flow_mount("data", flow.mount);
+        for (uint32_t i = 0; i < count; i += 7)
+                cr_assert_eq(flow_check(flow_path("mount/f%03u", i), i + 1, len,
+                                     1 << 20),
+                        0);
+        flow_umount(flow.mount);
+        disk_is_right(DISK);
+        cr_assert_eq(flow_wait(watch, 0), -1, "du was over the limit");
+        kill(watch, SIGKILL);
+        flow_join(watch, 5);
+        cr_assert_gt(flow_stat("disk.payload_bytes"), DISK / 2,
+                "the disk is used: %g", flow_stat("disk.payload_bytes"));
+        flow_kill();
+        flow_start();
+        read_all(count / 4, len);
+        disk_is_right(DISK);
+        flow_stop();
+}
+
+Test(limits, small_files)
+{
+        pass_through((uint32_t)(4 * DISK / SMALL / 2), SMALL);
+}
+
+Test(limits, large_files)
+{
+        pass_through((uint32_t)(4 * DISK / LARGE / 2), LARGE);
+}
+
+Test(limits, no_disk)
+{
+        flow.disk = "0";
+        flow.memory = "64MiB";
+        for (uint32_t i = 0; i < 20; i++)
+                flow_file(i + 1, LARGE, "f%03u", i);
+        flow_start();
+        flow_ok("sheaf add data %s", flow.origin);
+        read_all(20, LARGE);
+        cr_assert_eq(flow_stat("disk.payload_bytes"), 0);
+        cr_assert_leq(flow_du(flow.cache), UINT64_C(4) << 20);
+        cr_assert_leq(flow_stat("arena.bytes"), 64 << 20);
+        flow_stop();
+        flow_start();
+        read_all(3, LARGE);
+        flow_stop();
+}
+
+Test(limits, object_larger_than_memory_and_disk)
+{
+        uint64_t len = (UINT64_C(80) << 20) + 5;
+        struct sheaf_session *session;
+        struct sheaf_dataset *dataset;
+        pid_t pids[4];
+
+        flow.memory = "32MiB";
+        flow.disk = "64MiB";
+        flow_file(1, len, "f000");
+        flow_start();
+        flow_ok("sheaf add data %s", flow.origin);
+        flow_mount("data", flow.mount);
+        for (int i = 0; i < 4; i++) {
+                pids[i] = flow_fork(0, 0);
+                if (!pids[i])
+                        _exit(-flow_check(
+                                flow_path("mount/f000"), 1, len, 1 << 20));
+        }
+        for (int i = 0; i < 4; i++)
+                cr_assert_eq(flow_join(pids[i], 40), 0);
+        cr_assert_eq(flow_open("data", &session, &dataset), 0);
+        cr_assert_eq(flow_check_read(dataset, "f000", 1, len, 1 << 20), 0);
+        cr_assert_eq(flow_check_view(dataset, "f000", 1, len), 0, "%s",
+                sheaf_last_error());
+        flow_close(session, dataset);
+        cr_assert_leq(flow_stat("arena.bytes"), 32 << 20);
+        cr_assert_leq(flow_du(flow.cache), UINT64_C(64) << 20);
+        flow_umount(flow.mount);
+        flow_stop();
+}
+
+/* A small file system that others fill: reads go on, the floor is kept, and
+ * caching resumes when there is room. */
+Test(limits, floor_and_full_file_system)
+{
+        struct statvfs fs;
+        const char *own = flow_path("cache");
+
+        flow.memory = "64MiB";
+        flow.disk = "1GiB";
+        for (uint32_t i = 0; i < 300; i++)
+                flow_file(i + 1, SMALL, "f%03u", i);
+        cr_assert(!system(NULL) || flow_run("mkdir %s", own) == 0);
+        cr_assert(!mount("none", own, "tmpfs", 0, "size=400m"), "%s",
+                strerror(errno));
+        flow_start();
+        flow_ok("sheaf add data %s", flow.origin);
+        read_all(300, SMALL);
+        cr_assert(!statvfs(own, &fs));
+        cr_assert_geq(fs.f_bavail * fs.f_bsize, UINT64_C(63) << 20,
+                "%lu bytes free", fs.f_bavail * fs.f_bsize);
+        cr_assert_neq(flow_run("dd if=/dev/zero of=%s/foreign bs=1M", own), 0);
+        read_all(300, SMALL);
+        cr_assert(flow_live());
+        flow_kill();
+        flow_start();
+        read_all(300, SMALL);
+        flow_ok("sheaf status --json | grep -qi 'disk'");
+        flow_ok("rm %s/foreign", own);
+        read_all(300, SMALL);
+        cr_assert(flow_until(10, ({
+                flow_ok("sheaf warmup data f000 f001 --disk || true");
+                flow_stat("dataset.disk_bytes") > 0;
+        })));
+        flow_stop();
+}
+
+Test(limits, impossible_ones_are_refused)
+{
+        static const char *const bad[] = { "--memory -1", "--disk -5",
+                "--memory 1KiB", "--memory lots", "--deadline 0",
+                "--deadline -3", "--disk 12XB" };
+
+        for (size_t i = 0; i < SHEAF_ARRAY_LEN(bad); i++) {
+                int rc = flow_run("timeout 5 sheafd --foreground --cache %s "
+                                  "--socket %s --memory 64MiB --disk 64MiB %s",
+                        flow.cache, flow.socket, bad[i]);
+
+                cr_assert(rc == 1 || rc == 2, "%s: %d\n%s", bad[i], rc,
+                        flow.last.err);
+                cr_assert(*flow.last.err, "%s: no words", bad[i]);
+        }
+}
