@@ -297,7 +297,7 @@ Test(cli, relative_paths_in_foreground_and_background)
 
 Test(cli, two_daemons_with_long_socket_paths)
 {
-        char dir[256], paths[2][256];
+        char dir[128], paths[2][512];
         size_t base = strlen(flow.base);
         pid_t pids[2];
 
@@ -306,9 +306,10 @@ Test(cli, two_daemons_with_long_socket_paths)
         dir[119 - base] = '\0';
         flow_ok("mkdir %s/%s", flow.base, dir);
         for (int i = 0; i < 2; i++) {
-                char arguments[1024];
+                char arguments[1100];
 
-                snprintf(paths[i], 256, "%s/%s/%d%029d", flow.base, dir, i, 0);
+                snprintf(paths[i], sizeof(paths[i]), "%s/%s/%d%029d", flow.base,
+                        dir, i, 0);
                 cr_assert_geq(strlen(paths[i]), 150);
                 snprintf(arguments, sizeof(arguments),
                         "--foreground --cache %s/c%d --socket %s "
