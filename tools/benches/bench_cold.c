@@ -101,7 +101,7 @@ static double spent_by(struct set *set, void *(*function)(void *))
 {
         long cores = sysconf(_SC_NPROCESSORS_ONLN);
         pthread_t threads[THREADS_MAX];
-        int64_t start = bench_now_ns();
+        int64_t start = bench_clock_ns();
         int n = (int)SHEAF_MIN(cores, THREADS_MAX);
 
         atomic_store(&set->next, 0);
@@ -110,7 +110,7 @@ static double spent_by(struct set *set, void *(*function)(void *))
                         "pthread_create");
         for (int i = 0; i < n; i++)
                 pthread_join(threads[i], NULL);
-        return (double)(bench_now_ns() - start);
+        return (double)(bench_clock_ns() - start);
 }
 
 static void set_temperature(struct set *set)
@@ -166,12 +166,12 @@ static double fill(struct set *set, enum way way)
 
         bench_sheaf("add", set->name, set->dir, NULL);
         set_temperature(set);
-        start = bench_now_ns();
+        start = bench_clock_ns();
         if (way == BY_WARMUP)
                 bench_sheaf("warmup", "--quiet", set->name, NULL);
         else
                 view_all(set->name);
-        start = bench_now_ns() - start;
+        start = bench_clock_ns() - start;
         bench_sheaf("rm", set->name, "--force", NULL);
         return (double)start;
 }

@@ -12,10 +12,12 @@
 #include <getopt.h>
 #include <signal.h>
 #include <stdarg.h>
+#include <sys/resource.h>
 #include <time.h>
 #include <unistd.h>
 
 static const char *program = "sheaf-bench";
+static bool by_cpu;
 
 void bench_die(const char *format, ...)
 {
@@ -54,6 +56,23 @@ int64_t bench_now_ns(void)
         return ts.tv_sec * SHEAF_NS_PER_SEC + ts.tv_nsec;
 }
 
+int64_t bench_clock_ns(void)
+{
+        struct rusage own, ended;
+
+        if (!by_cpu)
+                return bench_now_ns();
+        getrusage(RUSAGE_SELF, &own);
+        getrusage(RUSAGE_CHILDREN, &ended);
+        return (own.ru_utime.tv_sec + own.ru_stime.tv_sec +
+                       ended.ru_utime.tv_sec + ended.ru_stime.tv_sec) *
+                       SHEAF_NS_PER_SEC +
+               (own.ru_utime.tv_usec + own.ru_stime.tv_usec +
+                       ended.ru_utime.tv_usec + ended.ru_stime.tv_usec) *
+                       1000 +
+               bench_daemon_cpu_ns();
+}
+
 /* exit() in a handler is safe here: the signals are blocked but while
  * waiting for programs or between measures, and nothing returns from it. */
 static void on_signal(int sig)
@@ -65,7 +84,8 @@ static void on_signal(int sig)
 static void usage(FILE *out)
 {
         fprintf(out,
-                "usage: %s [--json] [--quick] [--rounds N] [--only PART] "
+                "usage: %s [--json] [--quick] [--cpu] [--rounds N] "
+                "[--only PART] "
                 "[--origin DIR]\n"
                 "Prints one JSON line a measure.\n",
                 program);
@@ -76,6 +96,7 @@ void bench_start(int argc, char **argv, struct bench_options *ret_options)
         static const struct option known[] = {
                 { "json", no_argument, NULL, 'j' },
                 { "quick", no_argument, NULL, 'q' },
+                { "cpu", no_argument, NULL, 'c' },
                 { "rounds", required_argument, NULL, 'r' },
                 { "only", required_argument, NULL, 'o' },
                 { "origin", required_argument, NULL, 'd' },
@@ -90,6 +111,8 @@ void bench_start(int argc, char **argv, struct bench_options *ret_options)
         while ((c = getopt_long(argc, argv, "", known, NULL)) != -1) {
                 if (c == 'q')
                         options.quick = true;
+                else if (c == 'c')
+                        options.cpu = by_cpu = true;
                 else if (c == 'r')
                         options.rounds = (unsigned)atoi(optarg);
                 else if (c == 'o')
@@ -156,8 +179,8 @@ double bench_pairs_speedup(const struct bench_pairs *pairs)
 void bench_emit(const char *name, double value, const char *unit,
         const char *rival, double ratio, double goal)
 {
-        printf("{\"name\": \"%s\", \"value\": %.6g, \"unit\": \"%s\"", name,
-                value, unit);
+        printf("{\"name\": \"%s\", \"value\": %.6g, \"unit\": \"%s%s\"", name,
+                value, by_cpu ? "cpu " : "", unit);
         if (rival)
                 printf(", \"rival\": \"%s\", \"ratio\": %.3f", rival, ratio);
         else

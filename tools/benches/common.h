@@ -20,14 +20,15 @@
 
 struct bench_options {
         bool quick;
+        bool cpu; /* CPU time in place of time: for a machine with others */
         unsigned rounds; /* pairs a measure, >= 5 */
         const char *program;
         const char *only;   /* a part of the benchmark, or NULL */
         const char *origin; /* a directory of real data, or NULL */
 };
 
-/* Reads [--json] [--quick] [--rounds N] [--only PART] [--origin DIR]; JSON
- * is the only form. Also installs the exit handlers. */
+/* Reads [--json] [--quick] [--cpu] [--rounds N] [--only PART] [--origin DIR];
+ * JSON is the only form. Also installs the exit handlers. */
 void bench_start(int argc, char **argv, struct bench_options *ret_options);
 
 SHEAF_PRINTF(1, 2) _Noreturn void bench_die(const char *format, ...);
@@ -38,6 +39,9 @@ SHEAF_PRINTF(1, 2) void bench_note(const char *format, ...);
 
 /* Any thread. */
 int64_t bench_now_ns(void);
+/* The same; with --cpu the CPU time of this process, its children that ended,
+ * the daemon and its readers. One thread. */
+int64_t bench_clock_ns(void);
 
 /* Pairs: ours and the rival's, measured alternately; rates or times. */
 struct bench_pairs {
@@ -83,8 +87,8 @@ uint32_t *bench_shuffle(uint64_t count, uint64_t seed);
 
 /* ---- programs ---- */
 
-/* Runs a program with output to /dev/null; returns nanoseconds. Ends unless
- * it exits 0. */
+/* Runs a program with output to /dev/null; returns nanoseconds of
+ * bench_clock_ns(). Ends unless it exits 0. */
 int64_t bench_run(const char *const *argv);
 /* Runs it and gives its output; free it. */
 char *bench_output(const char *const *argv);

@@ -10,6 +10,7 @@
 
 #include "tools/benches/setup.h"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <ftw.h>
 #include <signal.h>
@@ -230,13 +231,13 @@ static int reap(pid_t pid)
 
 int64_t bench_run(const char *const *argv)
 {
-        int64_t start = bench_now_ns();
+        int64_t start = bench_clock_ns();
         int rc = reap(spawn(argv, -1));
 
         if (rc)
                 bench_die("%s %s exited with %d", argv[0],
                         argv[1] ? argv[1] : "", rc);
-        return bench_now_ns() - start;
+        return bench_clock_ns() - start;
 }
 
 char *bench_output(const char *const *argv)
@@ -358,6 +359,53 @@ void bench_daemon_stop(void)
 int bench_daemon_pid(void)
 {
         return daemon_pid;
+}
+
+/* Of all threads of a process. */
+static int64_t process_cpu_ns(pid_t pid)
+{
+        char path[PATH_MAX];
+        struct dirent *e;
+        int64_t sum = 0;
+        DIR *dir;
+
+        snprintf(path, sizeof(path), "/proc/%d/task", (int)pid);
+        dir = opendir(path);
+        while (dir && (e = readdir(dir))) {
+                long long ns = 0;
+                FILE *f;
+
+                snprintf(path, sizeof(path), "/proc/%d/task/%s/schedstat",
+                        (int)pid, e->d_name);
+                f = e->d_name[0] == '.' ? NULL : fopen(path, "re");
+                if (f && fscanf(f, "%lld", &ns) == 1)
+                        sum += ns;
+                if (f)
+                        fclose(f);
+        }
+        if (dir)
+                closedir(dir);
+        return sum;
+}
+
+int64_t bench_daemon_cpu_ns(void)
+{
+        char path[64];
+        int64_t sum;
+        int child;
+        FILE *f;
+
+        if (!daemon_pid)
+                return 0;
+        sum = process_cpu_ns(daemon_pid);
+        snprintf(path, sizeof(path), "/proc/%d/task/%d/children",
+                (int)daemon_pid, (int)daemon_pid);
+        f = fopen(path, "re");
+        while (f && fscanf(f, "%d", &child) == 1)
+                sum += process_cpu_ns(child);
+        if (f)
+                fclose(f);
+        return sum;
 }
 
 int64_t bench_sheaf(const char *verb, ...)
