@@ -16,7 +16,6 @@
 #include "daemon/log.h"
 
 #include <fcntl.h>
-#include <grp.h>
 #include <limits.h>
 #include <openssl/rand.h>
 #include <stdio.h>
@@ -338,48 +337,6 @@ static void job_begin(struct sheaf_conn *conn, uint64_t id,
         rc = prepare(job);
         if (rc)
                 job_fail(job, rc, "the origin cannot be listed");
-}
-
-/* "", "owner", "all", "group:NAME" or "group:GID". */
-int sheaf_share_parse(
-        const char *text, enum sheaf_share *ret_kind, gid_t *ret_gid)
-{
-        struct group gr, *found = NULL;
-        char space[4096], *end;
-        gid_t gid = 0;
-
-        if (!*text || strcmp(text, "owner") == 0) {
-                *ret_kind = SHEAF_SHARE_OWNER;
-        } else if (strcmp(text, "all") == 0) {
-                *ret_kind = SHEAF_SHARE_ALL;
-        } else if (strncmp(text, "group:", 6) == 0 && text[6]) {
-                gid = (gid_t)strtoul(text + 6, &end, 10);
-                if (*end) {
-                        if (getgrnam_r(text + 6, &gr, space, sizeof(space),
-                                    &found) ||
-                                !found)
-                                return -ENOENT;
-                        gid = gr.gr_gid;
-                }
-                *ret_kind = SHEAF_SHARE_GROUP;
-        } else {
-                return -EINVAL;
-        }
-        *ret_gid = gid;
-        return 0;
-}
-
-/* Whether those of the domain could read the origin's root themselves. */
-bool sheaf_share_covered(int root_fd, enum sheaf_share kind, gid_t gid)
-{
-        struct stat st;
-
-        if (kind == SHEAF_SHARE_OWNER || fstat(root_fd, &st))
-                return kind == SHEAF_SHARE_OWNER;
-        if ((st.st_mode & 0005) == 0005)
-                return true;
-        return kind == SHEAF_SHARE_GROUP && st.st_gid == gid &&
-               (st.st_mode & 0050) == 0050;
 }
 
 static bool fd_is_directory(int fd)

@@ -231,44 +231,6 @@ void sheaf_verb_remove_dataset(
         sheaf_conn_done(conn, id);
 }
 
-void sheaf_verb_share(struct sheaf_conn *conn, struct sheaf_wire_msg *msg)
-{
-        const Sheaf__Share *share = msg->env->share;
-        uint64_t id = msg->env->id;
-        struct sheaf_reg_dataset *ds =
-                sheaf_conn_dataset(conn, id, share->name, true);
-        sheaf_autofd int fd = sheaf_wire_take_fd(msg, 0);
-        enum sheaf_share kind;
-        gid_t gid;
-        int rc;
-
-        if (!ds)
-                return;
-        rc = sheaf_share_parse(share->share, &kind, &gid);
-        if (rc) {
-                sheaf_conn_error(conn, id, rc,
-                        "'%s': give owner, group:NAME or all", share->share);
-                return;
-        }
-        /* Without the origin's descriptor there is nothing to judge by. */
-        if (kind != SHEAF_SHARE_OWNER && !share->force &&
-                (fd < 0 || !sheaf_share_covered(fd, kind, gid))) {
-                sheaf_conn_error(conn, id, -EPERM,
-                        "those users may not be able to read the origin "
-                        "themselves; --force shares it all the same");
-                return;
-        }
-        rc = sheaf_registry_share(ds, kind, gid);
-        if (rc)
-                sheaf_conn_error(conn, id, rc,
-                        rc == -EBUSY ? "'%s' is in use; its readers must end "
-                                       "first"
-                                     : "'%s': the change cannot be recorded",
-                        share->name);
-        else
-                sheaf_conn_done(conn, id);
-}
-
 void sheaf_verb_sync(struct sheaf_conn *conn, struct sheaf_wire_msg *msg)
 {
         sheaf_store_flush(conn->daemon->store);
