@@ -4,7 +4,8 @@
  *
  *   origin  reading every file, plainly, with a thread a core
  *   sha256  hashing the same bytes out of memory, with a thread a core
- *   ours    sheaf_view_batch() of everything through libsheaf, or
+ *   ours    sheaf_view_batch() of everything through libsheaf, with
+ *           sheaf_prefetch() of the next batch, or
  *           `sheaf warmup`
  *
  * The goal is a ratio to the slower of the two. The origin lies once on the
@@ -135,7 +136,7 @@ static void view_all(const char *name)
         struct sheaf_session *session = NULL;
         struct sheaf_dataset *dataset = NULL;
         struct sheaf_view views[BATCH];
-        uint64_t ordinals[BATCH], files;
+        uint64_t ordinals[2 * BATCH], files;
         size_t step;
 
         bench_check(sheaf_session_new(NULL, &session), "session");
@@ -147,9 +148,13 @@ static void view_all(const char *name)
                                        sheaf_dataset_size(dataset, 0), 1) });
         for (uint64_t at = 0; at < files; at += step) {
                 size_t n = SHEAF_MIN(step, files - at);
+                size_t ahead = SHEAF_MIN(2 * step, files - at);
 
-                for (size_t i = 0; i < n; i++)
+                for (size_t i = 0; i < ahead; i++)
                         ordinals[i] = at + i;
+                /* As a loader does: what comes next is fetched meanwhile. */
+                if (ahead > n)
+                        sheaf_prefetch(dataset, ordinals + n, ahead - n);
                 if (sheaf_view_batch(dataset, ordinals, n, views, NULL) !=
                         (int64_t)n)
                         bench_die("%s", sheaf_last_error());
