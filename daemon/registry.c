@@ -88,9 +88,15 @@ static int load_record(
                 sheaf_record__dataset__free_unpacked(record, NULL);
                 return -ENOMEM;
         }
-        for (size_t i = 0; i < record->n_version; i++)
+        for (size_t i = 0; i < record->n_version; i++) {
+                if (record->version[i]->uuid.len != 16) {
+                        sheaf_log(SHEAF_LOG_ERROR, "version record unreadable",
+                                "key=%s", key);
+                        continue;
+                }
                 if (!sheaf_registry_add_version(ds, record->version[i]))
                         return -ENOMEM;
+        }
         return 0;
 }
 
@@ -146,6 +152,7 @@ void sheaf_registry_free(struct sheaf_registry *registry)
 
         if (!registry)
                 return;
+        registry->closing = true;
         TAILQ_FOREACH (ds, &registry->datasets, link)
                 sheaf_registry_detach(ds);
         TAILQ_FOREACH (ds, &registry->leaving, link)
@@ -442,6 +449,8 @@ int sheaf_registry_share(
         struct sheaf_reg_dataset *dataset, enum sheaf_share kind, gid_t gid)
 {
         SheafRecord__Dataset *record = dataset->record;
+        uint32_t kind_was = record->share_kind, gid_was = record->share_gid;
+        int rc;
 
         if (record->share_kind == kind && record->share_gid == gid)
                 return 0;
@@ -453,8 +462,14 @@ int sheaf_registry_share(
                 return -EBUSY;
         record->share_kind = kind;
         record->share_gid = gid;
-        return TAILQ_EMPTY(&dataset->versions) ? 0
-                                               : sheaf_registry_save(dataset);
+        if (TAILQ_EMPTY(&dataset->versions))
+                return 0;
+        rc = sheaf_registry_save(dataset);
+        if (rc) {
+                record->share_kind = kind_was;
+                record->share_gid = gid_was;
+        }
+        return rc;
 }
 
 /* ---- domains ---- */

@@ -69,6 +69,10 @@ int sheaf_registry_origin(
 {
         int rc;
 
+        if (dataset->removed)
+                return -ESTALE;
+        if (dataset->registry->closing)
+                return -ECANCELED;
         if (!dataset->origin) {
                 rc = start_reader(dataset,
                         (const char *)dataset->record->origin.data, -1);
@@ -89,19 +93,23 @@ static void probed(struct sheaf_origin_probe *probe, int rc)
         struct sheaf_reg_version *version;
         const char *why = NULL;
 
-        if (rc == -ECANCELED)
-                why = "the daemon lets go of the origin";
-        else if (rc == -ESTALE)
+        /* Let go of; who waits tries what comes next. */
+        if (rc == -ECANCELED) {
+                TAILQ_FOREACH (version, &ds->versions, link)
+                        sheaf_fetch_resume(ds->registry->fetcher,
+                                &version->fetch, rc, NULL);
+                return;
+        }
+        if (rc == -ESTALE)
                 why = "the origin's path leads to another tree; present it "
                       "again: sheaf update NAME DIR";
         else if (rc)
                 why = "the origin cannot be reached; when it is back it is "
                       "tried again, or present it: sheaf update NAME DIR";
         if (rc) {
-                if (rc != -ECANCELED)
-                        sheaf_log_rc(rc, SHEAF_LOG_WARN, "origin detached",
-                                "dataset=%s origin=%s", ds->record->name,
-                                (const char *)ds->record->origin.data);
+                sheaf_log_rc(rc, SHEAF_LOG_WARN, "origin detached",
+                        "dataset=%s origin=%s", ds->record->name,
+                        (const char *)ds->record->origin.data);
                 ds->attachment = SHEAF_DETACHED;
                 ds->detached_why = why;
                 ds->retry_ns = sheaf_now_ns() + RETRY_NS;
@@ -110,8 +118,8 @@ static void probed(struct sheaf_origin_probe *probe, int rc)
                 ds->attachment = SHEAF_ATTACHED;
         }
         TAILQ_FOREACH (version, &ds->versions, link)
-                sheaf_fetch_resume(ds->registry->fetcher, &version->fetch,
-                        ds->origin, rc, why);
+                sheaf_fetch_resume(
+                        ds->registry->fetcher, &version->fetch, rc, why);
 }
 
 int sheaf_registry_attach(struct sheaf_fetch_version *fetch,
@@ -124,6 +132,10 @@ int sheaf_registry_attach(struct sheaf_fetch_version *fetch,
         if (ds->removed) {
                 *ret_why = "the dataset was removed";
                 return -ESTALE;
+        }
+        if (ds->registry->closing) {
+                *ret_why = "the daemon stops";
+                return -ECANCELED;
         }
         if (ds->attachment == SHEAF_DETACHED && sheaf_now_ns() >= ds->retry_ns)
                 sheaf_registry_detach(ds); /* none: tried again */

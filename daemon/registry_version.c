@@ -32,7 +32,7 @@ struct sheaf_reg_version *sheaf_registry_add_version(
         v->fetch.counters = &dataset->counters;
         v->fetch.attach = sheaf_registry_attach;
         v->idle_since_ns = sheaf_now_ns();
-        TAILQ_INIT(&v->fetch.attaching);
+        sheaf_fetch_version_init(&v->fetch);
         TAILQ_INIT(&v->openings);
         LIST_INIT(&v->lodgings);
         TAILQ_INSERT_TAIL(&dataset->versions, v, link);
@@ -227,17 +227,28 @@ static int record_append(
         return 0;
 }
 
-static void record_take(
+/* Takes @version out and returns where it was. */
+static size_t record_take(
         SheafRecord__Dataset *record, SheafRecord__Version *version)
 {
-        for (size_t i = 0; i < record->n_version; i++) {
-                if (record->version[i] != version)
-                        continue;
-                memmove(&record->version[i], &record->version[i + 1],
-                        (record->n_version - i - 1) * sizeof(*record->version));
-                record->n_version--;
-                return;
-        }
+        size_t at = 0;
+
+        while (record->version[at] != version)
+                at++;
+        record->n_version--;
+        memmove(&record->version[at], &record->version[at + 1],
+                (record->n_version - at) * sizeof(*record->version));
+        return at;
+}
+
+/* Undoes record_take: there is room, and the order says which is newest. */
+static void record_put_back(
+        SheafRecord__Dataset *record, size_t at, SheafRecord__Version *version)
+{
+        memmove(&record->version[at + 1], &record->version[at],
+                (record->n_version - at) * sizeof(*record->version));
+        record->version[at] = version;
+        record->n_version++;
 }
 
 int sheaf_registry_publish(struct sheaf_reg_dataset *dataset,
@@ -394,9 +405,14 @@ void sheaf_lodging_use(struct sheaf_lodging *lodging, int delta)
 
 static bool version_evacuate(struct sheaf_reg_version *v)
 {
+        struct sheaf_reg_dataset *ds = v->dataset;
         struct sheaf_lodging *lodging;
 
-        if (!sheaf_fetch_quiesce(v->dataset->registry->fetcher, &v->fetch))
+        /* A probe compares the origin with this listing. */
+        if (ds->attachment == SHEAF_ATTACH_PROBING &&
+                ds->probe.listing == &v->fetch.listing)
+                return false;
+        if (!sheaf_fetch_quiesce(ds->registry->fetcher, &v->fetch))
                 return false;
         while ((lodging = LIST_FIRST(&v->lodgings))) {
                 LIST_REMOVE(lodging, link);
@@ -457,6 +473,7 @@ static void sweep_old_versions(struct sheaf_reg_dataset *ds, int64_t now_ns)
 
         for (v = TAILQ_FIRST(&ds->versions); v; v = next) {
                 SheafRecord__Version *record = v->record;
+                size_t at;
 
                 next = TAILQ_NEXT(v, link);
                 if (!next || v->handles || v->load == SHEAF_LOADING ||
@@ -464,10 +481,9 @@ static void sweep_old_versions(struct sheaf_reg_dataset *ds, int64_t now_ns)
                         continue;
                 if (!version_evacuate(v))
                         continue;
-                record_take(ds->record, record);
+                at = record_take(ds->record, record);
                 if (sheaf_registry_save(ds)) {
-                        if (record_append(ds->record, record))
-                                continue;
+                        record_put_back(ds->record, at, record);
                         continue;
                 }
                 version_remove(v);

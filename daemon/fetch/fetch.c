@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Flights: their table and queues, their life, the pump that starts them,
- * and the interface. Invariants: impl.h.
+/* Flights: their table, their life, the pump that starts them, and the
+ * interface. Invariants: impl.h.
  *
  * Threads: loop thread. */
 #include "daemon/fetch/impl.h"
+
+#define WATCH_MS 250
 
 const char sheaf_why_changed[] =
         "the origin changed since it was listed; run: sheaf update";
@@ -47,6 +49,8 @@ static struct sheaf_flight *flight_find(struct sheaf_fetcher *fetcher,
 
 void sheaf_flight_count_start(struct sheaf_flight *f)
 {
+        if (f->counted)
+                return;
         f->counted = true;
         f->fetcher->under_way++;
         f->fetcher->under_way_bytes += f->len_bytes;
@@ -81,6 +85,7 @@ static void answer_all(struct sheaf_flight *f, int rc, const char *why)
 
 void sheaf_flight_free(struct sheaf_flight *f)
 {
+        sheaf_flight_leave_origin(f);
         sheaf_flight_count_stop(f);
         if (f->is_late)
                 TAILQ_REMOVE(&f->fetcher->late, f, link);
@@ -112,32 +117,15 @@ static int flight_new(struct sheaf_fetcher *fetcher, struct sheaf_fetch *fetch,
         f->index = fetch->index;
         f->chunk = entry->first_chunk + fetch->index;
         f->len_bytes = sheaf_chunk_len(entry->size_bytes, fetch->index);
-        f->hint = fetch->hint;
         TAILQ_INIT(&f->waits);
+        if (sheaf_flight_enqueue(f, fetch->lane, fetch->hint)) {
+                free(f);
+                return -ENOMEM;
+        }
         LIST_INSERT_HEAD(bucket_of(fetcher, f->version, f->chunk), f, bucket);
         f->version->flights++;
-        if (f->hint) {
-                TAILQ_INSERT_TAIL(&fetcher->hints, f, link);
-                fetcher->hints_queued++;
-        } else {
-                TAILQ_INSERT_TAIL(&fetcher->demand, f, link);
-                fetcher->queued++;
-        }
         *ret_flight = f;
         return 0;
-}
-
-static void dequeue(struct sheaf_flight *f)
-{
-        struct sheaf_fetcher *fetcher = f->fetcher;
-
-        if (f->hint) {
-                TAILQ_REMOVE(&fetcher->hints, f, link);
-                fetcher->hints_queued--;
-        } else {
-                TAILQ_REMOVE(&fetcher->demand, f, link);
-                fetcher->queued--;
-        }
 }
 
 struct sheaf_chunk_ref sheaf_flight_ref(const struct sheaf_flight *f)
@@ -151,20 +139,6 @@ struct sheaf_chunk_ref sheaf_flight_ref(const struct sheaf_flight *f)
 
 /* ---- the pump: starts flights, serves late comers, hands out work ---- */
 
-static struct sheaf_flight *next_flight(struct sheaf_fetcher *fetcher)
-{
-        struct sheaf_flight *f;
-
-        if (fetcher->under_way >= fetcher->flights_max ||
-                fetcher->under_way_bytes >= fetcher->bytes_max ||
-                !sheaf_fetcher_may_write(fetcher))
-                return NULL;
-        f = TAILQ_FIRST(&fetcher->demand);
-        if (!f && fetcher->under_way < fetcher->flights_max / 2)
-                f = TAILQ_FIRST(&fetcher->hints);
-        return f;
-}
-
 static void pump_cb(uv_idle_t *idle)
 {
         struct sheaf_fetcher *fetcher = idle->data;
@@ -177,14 +151,18 @@ static void pump_cb(uv_idle_t *idle)
                 f->is_late = false;
                 sheaf_flight_serve(f, false);
         }
-        while ((f = next_flight(fetcher))) {
-                dequeue(f);
-                sheaf_flight_start(f);
-        }
+        sheaf_fetcher_start_queued(fetcher);
         sheaf_fetcher_hash_arrived(fetcher);
 }
 
 /* ---- interface ---- */
+
+void sheaf_fetch_version_init(struct sheaf_fetch_version *version)
+{
+        TAILQ_INIT(&version->attaching);
+        TAILQ_INIT(&version->parked);
+        LIST_INIT(&version->at_origin);
+}
 
 int sheaf_fetch(struct sheaf_fetcher *fetcher, struct sheaf_fetch *fetch)
 {
@@ -201,10 +179,10 @@ int sheaf_fetch(struct sheaf_fetcher *fetcher, struct sheaf_fetch *fetch)
                         return rc;
         }
         if (f->state == SHEAF_FLIGHT_QUEUED && f->hint && !fetch->hint) {
-                dequeue(f);
-                f->hint = false;
-                TAILQ_INSERT_TAIL(&fetcher->demand, f, link);
-                fetcher->queued++;
+                sheaf_flight_dequeue(f);
+                if (sheaf_flight_enqueue(f, fetch->lane, false) &&
+                        sheaf_flight_enqueue(f, fetch->lane, true))
+                        return -ENOMEM;
         }
         if (f->state == SHEAF_FLIGHT_WRITING && !f->is_late) {
                 f->is_late = true;
@@ -216,6 +194,31 @@ int sheaf_fetch(struct sheaf_fetcher *fetcher, struct sheaf_fetch *fetch)
         return 0;
 }
 
+/* Takes a flight that nobody works on out of its queue; false: it is in the
+ * hands of store, origin or pool. */
+static bool unqueue(struct sheaf_flight *f)
+{
+        switch (f->state) {
+        case SHEAF_FLIGHT_QUEUED:
+                sheaf_flight_dequeue(f);
+                return true;
+        case SHEAF_FLIGHT_PARKED:
+                sheaf_flight_unpark(f);
+                return true;
+        case SHEAF_FLIGHT_AGAIN:
+                TAILQ_REMOVE(&f->fetcher->again, f, link);
+                return true;
+        case SHEAF_FLIGHT_ATTACHING:
+                TAILQ_REMOVE(&f->version->attaching, f, link);
+                return true;
+        case SHEAF_FLIGHT_SETTLING:
+                TAILQ_REMOVE(&f->fetcher->settling, f, link);
+                return true;
+        default:
+                return false;
+        }
+}
+
 void sheaf_fetch_cancel(
         struct sheaf_fetcher *fetcher, struct sheaf_fetch *fetch)
 {
@@ -225,29 +228,26 @@ void sheaf_fetch_cancel(
                 return;
         TAILQ_REMOVE(&f->waits, fetch, link);
         fetch->flight = NULL;
-        if (f->state == SHEAF_FLIGHT_QUEUED && TAILQ_EMPTY(&f->waits)) {
-                dequeue(f);
+        if (TAILQ_EMPTY(&f->waits) && unqueue(f))
                 sheaf_flight_free(f);
-        }
         (void)fetcher;
 }
 
 void sheaf_fetch_resume(struct sheaf_fetcher *fetcher,
-        struct sheaf_fetch_version *version, struct sheaf_origin *origin,
-        int rc, const char *why)
+        struct sheaf_fetch_version *version, int rc, const char *why)
 {
-        struct sheaf_flight_list list = TAILQ_HEAD_INITIALIZER(list);
         struct sheaf_flight *f;
 
-        (void)fetcher;
-        TAILQ_CONCAT(&list, &version->attaching, link);
-        while ((f = TAILQ_FIRST(&list))) {
-                TAILQ_REMOVE(&list, f, link);
-                if (rc)
+        while ((f = TAILQ_FIRST(&version->attaching))) {
+                TAILQ_REMOVE(&version->attaching, f, link);
+                if (rc && rc != -ECANCELED) {
                         sheaf_flight_fail(f, rc, why);
-                else
-                        sheaf_flight_read_origin(f, origin);
+                        continue;
+                }
+                f->state = SHEAF_FLIGHT_AGAIN;
+                TAILQ_INSERT_TAIL(&fetcher->again, f, link);
         }
+        sheaf_fetcher_kick(fetcher);
 }
 
 bool sheaf_fetch_quiesce(
@@ -262,16 +262,8 @@ bool sheaf_fetch_quiesce(
                                 continue;
                         f->dead = true;
                         answer_all(f, -ESTALE, sheaf_why_gone);
-                        if (f->state == SHEAF_FLIGHT_QUEUED) {
-                                dequeue(f);
+                        if (unqueue(f))
                                 sheaf_flight_free(f);
-                        } else if (f->state == SHEAF_FLIGHT_ATTACHING) {
-                                TAILQ_REMOVE(&version->attaching, f, link);
-                                sheaf_flight_free(f);
-                        } else if (f->state == SHEAF_FLIGHT_SETTLING) {
-                                TAILQ_REMOVE(&fetcher->settling, f, link);
-                                sheaf_flight_free(f);
-                        }
                 }
         }
         return version->flights == 0;
@@ -290,7 +282,9 @@ int sheaf_fetcher_new(const struct sheaf_fetcher_config *config,
         fetcher->flights_max = config->flights_max ? config->flights_max : 256;
         fetcher->bytes_max =
                 config->bytes_max ? config->bytes_max : 256 * SHEAF_MIB;
-        TAILQ_INIT(&fetcher->demand);
+        TAILQ_INIT(&fetcher->lanes);
+        TAILQ_INIT(&fetcher->origins);
+        TAILQ_INIT(&fetcher->again);
         TAILQ_INIT(&fetcher->hints);
         TAILQ_INIT(&fetcher->arrived);
         TAILQ_INIT(&fetcher->late);
@@ -299,6 +293,10 @@ int sheaf_fetcher_new(const struct sheaf_fetcher_config *config,
         fetcher->pump.data = fetcher;
         uv_timer_init(fetcher->loop, &fetcher->settle);
         fetcher->settle.data = fetcher;
+        uv_timer_init(fetcher->loop, &fetcher->watch);
+        fetcher->watch.data = fetcher;
+        uv_timer_start(
+                &fetcher->watch, sheaf_fetcher_watch, WATCH_MS, WATCH_MS);
         *ret_fetcher = fetcher;
         return 0;
 }
@@ -307,7 +305,7 @@ void sheaf_fetcher_stats(const struct sheaf_fetcher *fetcher,
         struct sheaf_fetcher_stats *ret_stats)
 {
         *ret_stats = fetcher->stats;
-        ret_stats->in_flight = fetcher->under_way;
+        ret_stats->in_flight = fetcher->under_way + fetcher->stalled;
         ret_stats->queued = fetcher->queued;
         ret_stats->hints_queued = fetcher->hints_queued;
         ret_stats->writing = fetcher->writing;
@@ -328,7 +326,8 @@ void sheaf_fetcher_free(struct sheaf_fetcher *fetcher)
                 return;
         /* Versions were quiesced before; handles close with the loop. */
         fetcher->closing = true;
-        fetcher->open_handles = 2;
+        fetcher->open_handles = 3;
         uv_close((uv_handle_t *)&fetcher->pump, closed);
         uv_close((uv_handle_t *)&fetcher->settle, closed);
+        uv_close((uv_handle_t *)&fetcher->watch, closed);
 }

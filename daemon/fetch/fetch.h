@@ -57,7 +57,16 @@ struct sheaf_fetch_version {
                 struct sheaf_origin **ret_origin, const char **ret_why);
         TAILQ_HEAD(, sheaf_flight) attaching; /* wait for the origin */
         uint64_t flights;
+        /* private: its share of the origin */
+        TAILQ_ENTRY(sheaf_fetch_version) origin_link;
+        LIST_HEAD(, sheaf_flight) at_origin;
+        TAILQ_HEAD(, sheaf_flight) parked;
+        uint32_t at_origin_count, parked_count;
+        int64_t origin_ns; /* when it last gave something */
+        bool origin_linked;
 };
+/* Makes the lists of a zeroed version. */
+void sheaf_fetch_version_init(struct sheaf_fetch_version *version);
 
 /* One wish for one chunk. Lives in the caller's memory until @done, which is
  * called once, never before sheaf_fetch returns. */
@@ -65,8 +74,9 @@ struct sheaf_fetch {
         struct sheaf_fetch_version *version;
         uint32_t entry, index;
         const struct sheaf_residence *residence; /* NULL: no arena wanted */
-        bool hint;    /* after everything that somebody waits for */
-        bool durable; /* done when on disk too (or refused there) */
+        uint64_t lane; /* who asks: lanes take turns */
+        bool hint;     /* after everything that somebody waits for */
+        bool durable;  /* done when on disk too (or refused there) */
         /* rc 0: in the arena of @residence, and @bytes (until done returns)
          * are the chunk's; NULL when @durable alone was wished for and the
          * disk has it already. -ENOBUFS: verified, @bytes valid, but the arena
@@ -97,10 +107,10 @@ SHEAF_MUST_CHECK int sheaf_fetch(
 /* @done will not be called; the flight goes on for others, or to the disk. */
 void sheaf_fetch_cancel(
         struct sheaf_fetcher *fetcher, struct sheaf_fetch *fetch);
-/* The origin of @version is usable, or not (-errno with a static text). */
+/* The origin of @version is usable, or not (-errno with a static text), or
+ * (-ECANCELED) let go of: attaching is tried again. */
 void sheaf_fetch_resume(struct sheaf_fetcher *fetcher,
-        struct sheaf_fetch_version *version, struct sheaf_origin *origin,
-        int rc, const char *why);
+        struct sheaf_fetch_version *version, int rc, const char *why);
 /* Ends all flights of a version that goes away; its waits end -ESTALE.
  * Returns false while work on other threads still uses it: call again after
  * the next idle callback. */

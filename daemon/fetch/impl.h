@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the conductor's files share (drawn in fetch.h):
  *
- *   fetch.c    flights, their table and queues, the pump, the interface
+ *   fetch.c    flights, their table, the pump, the interface
+ *   queue.c    whose turn it is
  *   source.c   where bytes come from: arena, disk, origin
  *   hash.c     copying and hashing on the pool, and what follows from it
  *   publish.c  words, answers, the way to the disk
@@ -21,12 +22,15 @@
 #include "daemon/clock.h"
 
 #define SHEAF_FLIGHT_BUCKETS 8192
+#define SHEAF_LANE_BUCKETS   256
 
 extern const char sheaf_why_changed[], sheaf_why_differs[], sheaf_why_memory[],
         sheaf_why_gone[];
 
 enum sheaf_flight_state {
         SHEAF_FLIGHT_QUEUED,
+        SHEAF_FLIGHT_PARKED, /* too many are at the origin */
+        SHEAF_FLIGHT_AGAIN,  /* its reader was let go of: anew */
         SHEAF_FLIGHT_ATTACHING,
         SHEAF_FLIGHT_SETTLING, /* a file changed just now: its times must grow
                                   old */
@@ -43,8 +47,18 @@ enum sheaf_source {
 TAILQ_HEAD(sheaf_fetch_list, sheaf_fetch);
 TAILQ_HEAD(sheaf_flight_list, sheaf_flight);
 
+/* The queued wishes of one who asks; exists while there are some. */
+struct sheaf_lane {
+        LIST_ENTRY(sheaf_lane) bucket;
+        TAILQ_ENTRY(sheaf_lane) link;
+        uint64_t id;
+        struct sheaf_flight_list queue;
+};
+LIST_HEAD(sheaf_lane_bucket, sheaf_lane);
+
 struct sheaf_flight {
-        LIST_ENTRY(sheaf_flight) bucket;
+        LIST_ENTRY(sheaf_flight) bucket, origin;
+        struct sheaf_lane *lane; /* while queued */
         TAILQ_ENTRY(sheaf_flight) link;
         struct sheaf_fetcher *fetcher;
         struct sheaf_fetch_version *version;
@@ -52,7 +66,7 @@ struct sheaf_flight {
         uint32_t entry, index, len_bytes;
         enum sheaf_flight_state state;
         enum sheaf_source source;
-        bool hint, dead, ctime_moved, counted, is_late;
+        bool hint, dead, ctime_moved, counted, is_late, at_origin, stalled;
         uint8_t origin_tries;
         int64_t settle_ns;
         struct sheaf_fetch_list waits;
@@ -75,12 +89,15 @@ struct sheaf_fetcher {
         struct sheaf_store *store;
         uint64_t flights_max, bytes_max;
         uv_idle_t pump;
-        uv_timer_t settle;
+        uv_timer_t settle, watch;
         bool pumping, closing;
         int open_handles; /* while closing */
         struct sheaf_flight_bucket buckets[SHEAF_FLIGHT_BUCKETS];
-        struct sheaf_flight_list demand, hints, arrived, late, settling;
-        uint64_t queued, hints_queued;
+        struct sheaf_lane_bucket lane_buckets[SHEAF_LANE_BUCKETS];
+        TAILQ_HEAD(, sheaf_lane) lanes;
+        TAILQ_HEAD(, sheaf_fetch_version) origins; /* with flights there */
+        struct sheaf_flight_list hints, arrived, late, settling, again;
+        uint64_t queued, hints_queued, stalled;
         uint64_t under_way, under_way_bytes;
         uint64_t hashing, cores; /* batches under way; constant */
         uint64_t writing, writing_bytes;
@@ -100,13 +117,24 @@ void sheaf_flight_fail(struct sheaf_flight *f, int rc, const char *why);
 void sheaf_flight_free(struct sheaf_flight *f);
 struct sheaf_chunk_ref sheaf_flight_ref(const struct sheaf_flight *f);
 
+/* queue.c */
+SHEAF_MUST_CHECK int sheaf_flight_enqueue(
+        struct sheaf_flight *f, uint64_t lane, bool hint);
+void sheaf_flight_dequeue(struct sheaf_flight *f);
+/* False: too many are there, the flight is parked. */
+bool sheaf_flight_enter_origin(struct sheaf_flight *f);
+void sheaf_flight_leave_origin(struct sheaf_flight *f);
+void sheaf_flight_unpark(struct sheaf_flight *f);
+void sheaf_fetcher_start_queued(struct sheaf_fetcher *fetcher);
+void sheaf_fetcher_watch(uv_timer_t *timer);
+
 /* source.c */
 /* The cheapest tier that has the chunk. */
 void sheaf_flight_start(struct sheaf_flight *f);
+/* The origin once more, by the next pump: the reader was let go of. */
+void sheaf_flight_try_again(struct sheaf_flight *f);
 /* The origin, once it is attached and the file's times are old enough. */
 void sheaf_flight_go_origin(struct sheaf_flight *f);
-void sheaf_flight_read_origin(
-        struct sheaf_flight *f, struct sheaf_origin *origin);
 void sheaf_fetcher_settled(uv_timer_t *timer);
 
 /* hash.c */
@@ -123,7 +151,7 @@ void sheaf_flight_publish(struct sheaf_flight *f);
 void sheaf_flight_serve(struct sheaf_flight *f, bool durable);
 /* Sends the held bytes to the disk, unless they are there or it is stuck. */
 void sheaf_flight_write_out(struct sheaf_flight *f);
-/* True when the disk keeps up: more bytes may wait there to be written. */
-bool sheaf_fetcher_may_write(struct sheaf_fetcher *fetcher);
+/* The disk is behind but alive: nothing new is started until it caught up. */
+bool sheaf_fetcher_wait_disk(const struct sheaf_fetcher *fetcher);
 
 #endif

@@ -78,13 +78,24 @@ static void write_done(struct sheaf_store_write *write, int rc)
         flight_end(f);
 }
 
-/* True when the disk keeps up: the bytes may wait there to be written. */
-bool sheaf_fetcher_may_write(struct sheaf_fetcher *fetcher)
+static bool is_stuck(const struct sheaf_fetcher *fetcher)
+{
+        return sheaf_now_ns() - fetcher->write_progress_ns >= WRITE_STUCK_NS;
+}
+
+bool sheaf_fetcher_wait_disk(const struct sheaf_fetcher *fetcher)
+{
+        return fetcher->writing_bytes >= fetcher->bytes_max &&
+               !is_stuck(fetcher);
+}
+
+/* What was under way when the disk fell behind may still wait for it. */
+static bool may_write(const struct sheaf_fetcher *fetcher)
 {
         if (fetcher->writing_bytes < fetcher->bytes_max)
                 return true;
-        return sheaf_now_ns() - fetcher->write_progress_ns < WRITE_STUCK_NS &&
-               fetcher->writing_bytes < 2 * fetcher->bytes_max;
+        return fetcher->writing_bytes < 2 * fetcher->bytes_max &&
+               !is_stuck(fetcher);
 }
 
 /* Sends the held bytes to the disk, unless they are there or it is stuck. */
@@ -96,7 +107,7 @@ void sheaf_flight_write_out(struct sheaf_flight *f)
                 flight_end(f);
                 return;
         }
-        if (!sheaf_fetcher_may_write(fetcher)) {
+        if (!may_write(fetcher)) {
                 fetcher->stats.writes_skipped++;
                 flight_end(f);
                 return;

@@ -4,6 +4,22 @@
  * Threads: loop thread. */
 #include "daemon/fetch/impl.h"
 
+/* The dataset's reader was let go of: the origin is presented anew, the
+ * dataset goes, or the daemon stops; attaching tells which. Not at once, since
+ * the old reader is still being taken down. */
+void sheaf_flight_try_again(struct sheaf_flight *f)
+{
+        if (f->dead || TAILQ_EMPTY(&f->waits)) {
+                sheaf_flight_fail(f, -ECANCELED, "nobody waits");
+                return;
+        }
+        if (f->origin_tries)
+                f->origin_tries--;
+        f->state = SHEAF_FLIGHT_AGAIN;
+        TAILQ_INSERT_TAIL(&f->fetcher->again, f, link);
+        sheaf_fetcher_kick(f->fetcher);
+}
+
 static void origin_done(struct sheaf_origin_read *read, int rc)
 {
         struct sheaf_flight *f =
@@ -14,11 +30,13 @@ static void origin_done(struct sheaf_origin_read *read, int rc)
 
         if (rc >= 0) {
                 f->ctime_moved = rc == SHEAF_ORIGIN_CTIME_MOVED;
+                sheaf_flight_leave_origin(f);
+                sheaf_flight_count_start(f);
                 sheaf_flight_arrive(f, SHEAF_FROM_ORIGIN, read->bytes);
                 return;
         }
         if (rc == -ECANCELED) {
-                sheaf_flight_fail(f, rc, "the daemon stops");
+                sheaf_flight_try_again(f);
                 return;
         }
         v->counters->origin_errors++;
@@ -35,8 +53,7 @@ static void origin_done(struct sheaf_origin_read *read, int rc)
         }
 }
 
-void sheaf_flight_read_origin(
-        struct sheaf_flight *f, struct sheaf_origin *origin)
+static void read_origin(struct sheaf_flight *f, struct sheaf_origin *origin)
 {
         f->state = SHEAF_FLIGHT_READING;
         f->origin_tries++;
@@ -68,14 +85,12 @@ static int64_t settle_until(const struct sheaf_flight *f)
 void sheaf_fetcher_settled(uv_timer_t *timer)
 {
         struct sheaf_fetcher *fetcher = timer->data;
-        struct sheaf_flight_list due = TAILQ_HEAD_INITIALIZER(due);
         struct sheaf_flight *f;
 
-        TAILQ_CONCAT(&due, &fetcher->settling, link);
-        while ((f = TAILQ_FIRST(&due))) {
-                TAILQ_REMOVE(&due, f, link);
-                sheaf_flight_go_origin(f);
-        }
+        TAILQ_FOREACH (f, &fetcher->settling, link)
+                f->state = SHEAF_FLIGHT_AGAIN;
+        TAILQ_CONCAT(&fetcher->again, &fetcher->settling, link);
+        sheaf_fetcher_kick(fetcher);
 }
 
 void sheaf_flight_go_origin(struct sheaf_flight *f)
@@ -89,6 +104,8 @@ void sheaf_flight_go_origin(struct sheaf_flight *f)
                 sheaf_flight_fail(f, -ESTALE, sheaf_why_gone);
                 return;
         }
+        if (!sheaf_flight_enter_origin(f))
+                return;
         until_ns = settle_until(f);
         if (until_ns) {
                 uint64_t ms = (uint64_t)((until_ns - sheaf_now_ns()) /
@@ -109,7 +126,7 @@ void sheaf_flight_go_origin(struct sheaf_flight *f)
         } else if (rc) {
                 sheaf_flight_fail(f, rc, why);
         } else {
-                sheaf_flight_read_origin(f, origin);
+                read_origin(f, origin);
         }
 }
 
