@@ -40,13 +40,31 @@ struct listing_job {
         bool fresh;     /* add: the dataset goes when this fails */
         bool unchanged; /* update: the version before tells the same tree */
         bool prev_held;
+        bool at_origin; /* the reader lists */
+        bool has_dir;   /* the version's directory was made */
         int64_t progress_ns;
 };
+
+/* What was listed and is not published leaves no directory. */
+static void drop_dir(struct listing_job *job)
+{
+        int rc;
+
+        if (!job->has_dir)
+                return;
+        job->has_dir = false;
+        rc = sheaf_version_remove(job->daemon->store, job->record->uuid.data,
+                job->record->serial);
+        if (rc && rc != -ENOENT)
+                sheaf_log_rc(rc, SHEAF_LOG_WARN, "listing not removed",
+                        "path=%s", job->path);
+}
 
 static void job_free(struct listing_job *job)
 {
         struct sheaf_reg_dataset *ds = job->dataset;
 
+        drop_dir(job);
         ds->listing = false;
         if (job->prev_held)
                 sheaf_registry_unhold(job->opening.version);
@@ -141,6 +159,7 @@ static void job_publish(struct listing_job *job)
                 return;
         }
         job->record = NULL;
+        job->has_dir = false;
         sheaf_log(SHEAF_LOG_INFO,
                 job->fresh ? "dataset added" : "dataset updated",
                 "name=%s owner=%u files=%llu bytes=%llu", ds->record->name,
@@ -153,10 +172,6 @@ static void job_publish(struct listing_job *job)
 static void job_keep(struct listing_job *job)
 {
         sheaf_listing_block_clear(&job->block);
-        if (sheaf_version_remove(job->daemon->store, job->record->uuid.data,
-                    job->record->serial))
-                sheaf_log(SHEAF_LOG_WARN, "listing not removed", "path=%s",
-                        job->path);
         job_answer(job);
 }
 
@@ -180,6 +195,8 @@ static void check_done(uv_work_t *work, int status)
 
         if (status || !job->call.conn)
                 job_free(job);
+        else if (job->dataset->removed)
+                job_fail(job, -ESTALE, "removed while it was listed");
         else if (job->rc == -EBADMSG)
                 job_fail(job, job->rc, "the reader gave an invalid listing");
         else if (job->rc)
@@ -197,6 +214,7 @@ static void listed(struct sheaf_origin_list *list, int rc, int memfd,
                 (struct listing_job *)((char *)list -
                                        offsetof(struct listing_job, list));
 
+        job->at_origin = false;
         job->claim_fd = memfd;
         if (rc || !job->call.conn) {
                 job_fail(job, rc ? rc : -ECANCELED,
@@ -238,9 +256,12 @@ static void progress(struct sheaf_origin_list *list, uint64_t entries)
 
 static void abandon(struct sheaf_call *call)
 {
-        /* The listing or check under way ends by itself and sees that
-         * nobody waits. */
-        (void)call;
+        struct listing_job *job = (struct listing_job *)call;
+
+        /* Loading and checking end by themselves and see that nobody waits;
+         * listing may take long, and the next one waits for it. */
+        if (job->at_origin)
+                sheaf_origin_list_cancel(&job->list);
 }
 
 static SheafRecord__Version *record_new(void)
@@ -280,6 +301,7 @@ static int prepare(struct listing_job *job)
                         sizeof(job->path) - 16);
         if (rc)
                 return rc;
+        job->has_dir = true;
         len = strlen(job->path);
         snprintf(job->path + len, sizeof(job->path) - len, "/listing");
         rc = sheaf_registry_origin(job->dataset, &origin);
@@ -290,6 +312,7 @@ static int prepare(struct listing_job *job)
         memcpy(job->list.uuid, job->record->uuid.data, 16);
         job->list.progress = progress;
         job->list.done = listed;
+        job->at_origin = true;
         sheaf_origin_list(origin, &job->list);
         return 0;
 }
@@ -302,7 +325,10 @@ static void prev_opened(struct sheaf_opening *opening, int rc)
 
         /* A damaged listing is no reason not to list anew. */
         job->prev_held = rc == 0;
-        rc = prepare(job);
+        if (!job->call.conn)
+                rc = -ECANCELED;
+        else
+                rc = job->dataset->removed ? -ESTALE : prepare(job);
         if (rc)
                 job_fail(job, rc, "the origin cannot be listed");
 }
