@@ -23,6 +23,7 @@ struct sheaf_out {
         Sheaf__Envelope *env; /* a copy of its own */
         int fds[SHEAF_WIRE_FDS_MAX];
         size_t fd_count, bytes;
+        uint64_t copy_bytes;
 };
 
 static void out_free(struct sheaf_out *out)
@@ -39,6 +40,7 @@ void sheaf_conn_drop_queue(struct sheaf_conn *conn)
 
         while ((out = TAILQ_FIRST(&conn->queue))) {
                 TAILQ_REMOVE(&conn->queue, out, link);
+                conn->copy_bytes -= out->copy_bytes;
                 out_free(out);
         }
         conn->queue_bytes = 0;
@@ -99,6 +101,7 @@ void sheaf_conn_flush(struct sheaf_conn *conn)
                         return; /* the server's timer tries again */
                 TAILQ_REMOVE(&conn->queue, out, link);
                 conn->queue_bytes -= out->bytes;
+                conn->copy_bytes -= out->copy_bytes;
                 out_free(out);
                 if (rc) {
                         drop_soon(conn);
@@ -107,8 +110,8 @@ void sheaf_conn_flush(struct sheaf_conn *conn)
         }
 }
 
-void sheaf_conn_send(struct sheaf_conn *conn, const Sheaf__Envelope *env,
-        const int *fds, size_t fd_count)
+static void send_out(struct sheaf_conn *conn, const Sheaf__Envelope *env,
+        const int *fds, size_t fd_count, uint64_t copy_bytes)
 {
         struct sheaf_out *out;
         int rc = -EAGAIN;
@@ -142,6 +145,20 @@ void sheaf_conn_send(struct sheaf_conn *conn, const Sheaf__Envelope *env,
         }
         TAILQ_INSERT_TAIL(&conn->queue, out, link);
         conn->queue_bytes += out->bytes;
+        out->copy_bytes = copy_bytes;
+        conn->copy_bytes += copy_bytes;
+}
+
+void sheaf_conn_send(struct sheaf_conn *conn, const Sheaf__Envelope *env,
+        const int *fds, size_t fd_count)
+{
+        send_out(conn, env, fds, fd_count, 0);
+}
+
+void sheaf_conn_send_copy(struct sheaf_conn *conn, const Sheaf__Envelope *env,
+        int fd, uint64_t copy_bytes)
+{
+        send_out(conn, env, &fd, 1, copy_bytes);
 }
 
 void sheaf_conn_error(

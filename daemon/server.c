@@ -78,6 +78,8 @@ void sheaf_conn_close(struct sheaf_conn *conn)
                 sheaf_call_end(call);
                 call->abandon(call);
         }
+        while ((call = LIST_FIRST(&conn->hints)))
+                call->abandon(call);
         while ((plain = LIST_FIRST(&conn->plains))) {
                 LIST_REMOVE(plain, link);
                 sheaf_plain_lease_end(plain->lease);
@@ -131,6 +133,7 @@ static int conn_new(struct sheaf_listener *listener, int sock)
         conn->server = server;
         conn->daemon = server->daemon;
         conn->sock = sock;
+        conn->number = ++server->numbers;
         TAILQ_INIT(&conn->queue);
         snprintf(conn->kind, sizeof(conn->kind), "new");
         rc = uv_poll_init(server->daemon->loop, &conn->poll, sock);
@@ -367,6 +370,17 @@ static void ghost_hangup(uv_poll_t *poll, int status, int events)
         ghost_end(poll->data);
 }
 
+/* Announced forks outlive their connection: counted by user. */
+static bool too_many_forks(struct sheaf_server *server, uid_t uid)
+{
+        struct sheaf_fork_ghost *ghost;
+        size_t count = 0;
+
+        LIST_FOREACH (ghost, &server->ghosts, link)
+                count += ghost->uid == uid;
+        return count >= SHEAF_UID_FORKS_MAX;
+}
+
 /* What @conn holds now stays held until the pipe @fd (owned) hangs up. */
 int sheaf_conn_ghost(struct sheaf_conn *conn, int fd)
 {
@@ -374,6 +388,8 @@ int sheaf_conn_ghost(struct sheaf_conn *conn, int fd)
         struct sheaf_arena_part *part;
         int rc = ghost ? 0 : -ENOMEM;
 
+        if (too_many_forks(conn->server, conn->who.uid))
+                rc = -EMFILE;
         if (!rc)
                 rc = uv_poll_init(conn->daemon->loop, &ghost->poll, fd);
         if (rc) {
@@ -382,6 +398,7 @@ int sheaf_conn_ghost(struct sheaf_conn *conn, int fd)
                 return rc;
         }
         ghost->server = conn->server;
+        ghost->uid = conn->who.uid;
         ghost->fd = fd;
         ghost->poll.data = ghost;
         LIST_INSERT_HEAD(&conn->server->ghosts, ghost, link);

@@ -17,6 +17,11 @@
 #define SHEAF_CONN_HANDLES_MAX 1024
 #define SHEAF_CONN_CALLS_MAX   256
 #define SHEAF_CONN_QUEUE_BYTES (UINT64_C(4) << 20)
+#define SHEAF_CONN_ITEMS_MAX   65536 /* chunks asked for, not yet answered */
+#define SHEAF_CONN_HINTS_MAX   16384 /* chunks hinted at */
+/* Of copies that are being made or not yet read. */
+#define SHEAF_CONN_COPY_BYTES (UINT64_C(512) << 20)
+#define SHEAF_UID_FORKS_MAX   1024 /* announced forks that live on */
 
 struct sheaf_server;
 struct sheaf_conn;
@@ -32,6 +37,7 @@ struct sheaf_daemon {
         struct sheaf_registry *registry;
         struct sheaf_server *server;
         struct sheaf_grants *grants;
+        uint64_t hint_items; /* of all clients */
         int64_t started_ns;
         uint8_t instance[16];
 };
@@ -69,6 +75,7 @@ struct sheaf_fork_ghost {
         struct sheaf_server *server;
         struct sheaf_ghost *ghosts[16];
         size_t count;
+        uid_t uid;
         uv_poll_t poll;
         int fd;
 };
@@ -96,7 +103,11 @@ struct sheaf_conn {
         struct sheaf_handle *handles[SHEAF_CONN_HANDLES_MAX];
         uint32_t handle_count;
         LIST_HEAD(, sheaf_arena_part) attachments;
+        uint64_t number;
         LIST_HEAD(, sheaf_call) calls;
+        /* Hints: nobody waits, but they go with the connection. */
+        LIST_HEAD(, sheaf_call) hints;
+        uint64_t fetch_items, hint_items, copy_bytes;
         LIST_HEAD(, sheaf_plain_hold) plains;
         uint64_t plain_numbers;
         uint32_t call_count;
@@ -135,6 +146,9 @@ void sheaf_server_extent_dropped(struct sheaf_server *server,
  * read is dropped, later: @conn stays valid until the loop turns. */
 void sheaf_conn_send(struct sheaf_conn *conn, const Sheaf__Envelope *env,
         const int *fds, size_t fd_count);
+/* The same for a message whose descriptor holds @copy_bytes of memory. */
+void sheaf_conn_send_copy(struct sheaf_conn *conn, const Sheaf__Envelope *env,
+        int fd, uint64_t copy_bytes);
 void sheaf_conn_error(struct sheaf_conn *conn, uint64_t id, int rc,
         const char *format, ...) SHEAF_PRINTF(4, 5);
 void sheaf_conn_done(struct sheaf_conn *conn, uint64_t id);

@@ -18,7 +18,7 @@
 #define TEXTS_MAX       32 /* further failures have no text */
 #define TEXT_CAP        400
 #define AHEAD_BYTES_MAX (UINT64_C(64) << 20)
-#define HINTS_MAX       65536 /* queued by all clients; more are ignored */
+#define HINTS_MAX       65536 /* of all clients; more are ignored */
 
 struct item {
         struct sheaf_fetch fetch; /* first */
@@ -31,10 +31,11 @@ struct item {
 struct fetch_call {
         struct sheaf_call call; /* first */
         struct sheaf_daemon *daemon;
+        struct sheaf_conn *asker; /* until the call is freed */
         struct sheaf_reg_version *version;
         struct sheaf_lodging *lodging;
         uv_timer_t deadline;
-        size_t count, left;
+        size_t size, count, left; /* asked for; filled in; not there yet */
         bool hint, copy, timed_out;
         int copy_fd;
         uint8_t *copy_map;
@@ -55,9 +56,19 @@ static void call_closed(uv_handle_t *handle)
 /* Ends a call: what is under way goes on without it. */
 static void call_free(struct fetch_call *call)
 {
+        struct sheaf_conn *conn = call->asker;
+
         for (size_t i = 0; i < call->count; i++)
                 sheaf_fetch_cancel(
                         call->daemon->fetcher, &call->items[i].fetch);
+        if (call->hint) {
+                LIST_REMOVE(&call->call, link);
+                conn->hint_items -= call->size;
+                call->daemon->hint_items -= call->size;
+        } else {
+                conn->fetch_items -= call->size;
+                conn->copy_bytes -= call->copy_bytes;
+        }
         sheaf_registry_unhold(call->version);
         uv_close((uv_handle_t *)&call->deadline, call_closed);
 }
@@ -112,7 +123,11 @@ static void answer(struct fetch_call *call)
         env.body_case = SHEAF__ENVELOPE__BODY_FETCHED;
         env.fetched = &body;
         sheaf_call_end(&call->call);
-        sheaf_conn_send(conn, &env, &call->copy_fd, call->copy ? 1 : 0);
+        if (call->copy)
+                sheaf_conn_send_copy(
+                        conn, &env, call->copy_fd, call->copy_bytes);
+        else
+                sheaf_conn_send(conn, &env, NULL, 0);
         call_free(call);
 }
 
@@ -172,6 +187,8 @@ static int copy_make(struct fetch_call *call)
         }
         if (bytes > COPY_BYTES_MAX)
                 return -E2BIG;
+        if (call->asker->copy_bytes + bytes > SHEAF_CONN_COPY_BYTES)
+                return -EBUSY;
         call->copy_fd = memfd_create("sheaf-copy", MFD_CLOEXEC);
         if (call->copy_fd < 0)
                 return -errno;
@@ -184,6 +201,7 @@ static int copy_make(struct fetch_call *call)
                 return -errno;
         }
         call->copy_bytes = bytes;
+        call->asker->copy_bytes += bytes;
         return 0;
 }
 
@@ -197,6 +215,7 @@ static void item_fill(
         item->fetch.entry = entry;
         item->fetch.index = index;
         item->fetch.residence = &call->lodging->residence;
+        item->fetch.lane = call->asker->number;
         item->fetch.hint = call->hint;
         item->fetch.done = item_done;
 }
@@ -234,23 +253,40 @@ static void start(struct fetch_call *call, uint64_t deadline_ms)
         }
 }
 
-static struct fetch_call *call_new(struct sheaf_conn *conn,
-        struct sheaf_handle *h, size_t count, bool hint)
+static struct fetch_call *call_new(
+        struct sheaf_conn *conn, struct sheaf_handle *h, size_t size, bool hint)
 {
         struct fetch_call *call =
-                calloc(1, sizeof(*call) + count * sizeof(call->items[0]));
+                calloc(1, sizeof(*call) + size * sizeof(call->items[0]));
 
         if (!call)
                 return NULL;
         call->daemon = conn->daemon;
+        call->asker = conn;
         call->version = h->version;
         call->lodging = h->lodging;
+        call->size = size;
         call->hint = hint;
         call->copy_fd = -1;
         uv_timer_init(conn->daemon->loop, &call->deadline);
         call->deadline.data = call;
         h->version->handles++;
+        if (hint) {
+                call->call.abandon = abandon;
+                LIST_INSERT_HEAD(&conn->hints, &call->call, link);
+                conn->hint_items += size;
+                conn->daemon->hint_items += size;
+        } else {
+                conn->fetch_items += size;
+        }
         return call;
+}
+
+/* Whether @count more hinted chunks are taken; a hint may be ignored. */
+static bool takes_hints(const struct sheaf_conn *conn, size_t count)
+{
+        return conn->hint_items + count <= SHEAF_CONN_HINTS_MAX &&
+               conn->daemon->hint_items + count <= HINTS_MAX;
 }
 
 /* Fetches what a reader in listing order will ask for next. */
@@ -266,7 +302,7 @@ static void read_ahead(struct sheaf_conn *conn, struct sheaf_handle *h,
                         conn->daemon->config->memory_bytes / 16),
                 items);
 
-        if (!count)
+        if (!count || !takes_hints(conn, count))
                 return;
         call = call_new(conn, h, count, true);
         if (!call)
@@ -293,14 +329,16 @@ void sheaf_verb_fetch(struct sheaf_conn *conn, struct sheaf_wire_msg *msg)
                         ITEMS_MAX);
                 return;
         }
-        if (fetch->hint) {
-                struct sheaf_fetcher_stats stats;
-
-                sheaf_fetcher_stats(conn->daemon->fetcher, &stats);
-                if (stats.hints_queued + fetch->n_item > HINTS_MAX) {
-                        sheaf_conn_done(conn, id);
-                        return;
-                }
+        if (fetch->hint && !takes_hints(conn, fetch->n_item)) {
+                sheaf_conn_done(conn, id);
+                return;
+        }
+        if (!fetch->hint &&
+                conn->fetch_items + fetch->n_item > SHEAF_CONN_ITEMS_MAX) {
+                sheaf_conn_error(conn, id, -EBUSY,
+                        "a connection may wait for %u chunks at once",
+                        SHEAF_CONN_ITEMS_MAX);
+                return;
         }
         call = call_new(conn, h, fetch->n_item, fetch->hint);
         if (!call) {

@@ -9,6 +9,8 @@
 #include <limits.h>
 
 #define DATASETS_MAX 256
+/* Shown in lists, which must fit into a message. */
+#define LABEL_MAX_BYTES 128
 
 static struct sheaf_reg_dataset *dataset_by_id(
         struct sheaf_registry *registry, uint64_t id)
@@ -70,6 +72,13 @@ void sheaf_verb_grant_socket(
                         "a grant names 1 to %d datasets and brings an open "
                         "directory",
                         DATASETS_MAX);
+                return;
+        }
+        if (strlen(wish->label) > LABEL_MAX_BYTES ||
+                memchr(wish->dir.data, 0, wish->dir.len)) {
+                sheaf_conn_error(conn, id, -EINVAL,
+                        "a label has at most %d bytes, a path no NUL",
+                        LABEL_MAX_BYTES);
                 return;
         }
         memcpy(dir, wish->dir.data, wish->dir.len);

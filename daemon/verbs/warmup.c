@@ -44,6 +44,7 @@ struct tour {
         Sheaf__Envelope *env;
         int open_handles, under_way, work_rc;
         bool seal, ended, held, disk, walked;
+        uint64_t lane;
         uint64_t rate_bytes, started_bytes;
         uint64_t done_chunks, done_bytes, cached_bytes, errors;
         int64_t started_ns;
@@ -275,6 +276,7 @@ static int start_chunk(
         slot->fetch = (struct sheaf_fetch){ .version =
                                                     &t->opening.version->fetch,
                 .entry = entry,
+                .lane = t->lane,
                 .index = index,
                 .durable = t->disk,
                 .done = chunk_done,
@@ -391,6 +393,7 @@ static void tour_begin(struct sheaf_conn *conn, struct sheaf_wire_msg *msg,
                 return;
         }
         t->daemon = conn->daemon;
+        t->lane = conn->number;
         t->dataset = ds;
         t->seal = seal;
         t->env = sheaf_steal(&msg->env);
