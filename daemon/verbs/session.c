@@ -283,6 +283,16 @@ static void opened(struct sheaf_opening *opening, int rc)
         struct sheaf_arena_part *part;
 
         sheaf_call_end(&open_call->call);
+        /* While the listing was read. */
+        if (version->dataset->removed ||
+                !sheaf_registry_may_read(version->dataset, &conn->who)) {
+                if (!rc)
+                        sheaf_registry_unhold(version);
+                sheaf_conn_error(conn, id, -ENOENT,
+                        "the dataset was removed or is shared no more");
+                free(open_call);
+                return;
+        }
         if (rc) {
                 sheaf_conn_error(conn, id, rc,
                         "the listing of '%s' cannot be read from the cache "

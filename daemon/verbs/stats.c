@@ -128,6 +128,16 @@ static void add_meter(struct sheet *s, const char *dataset, const char *client,
                         add(s, op_name(i), dataset, client, ops[i], false);
 }
 
+/* Others' clients are root's and the daemon user's to see. */
+static bool may_see(
+        const struct sheaf_conn *conn, const struct sheaf_conn *other)
+{
+        if (conn->who.grant)
+                return conn == other;
+        return conn->who.uid == 0 || conn->who.uid == geteuid() ||
+               conn->who.uid == other->who.uid;
+}
+
 static void dataset_meters(
         struct sheet *s, struct sheaf_reg_dataset *ds, const char *label)
 {
@@ -142,9 +152,10 @@ static void dataset_meters(
                 bool uses = false;
                 char who[128];
 
-                for (uint32_t i = 0; i < SHEAF_CONN_HANDLES_MAX; i++) {
+                for (uint32_t i = 0, n = 0; n < conn->handle_count; i++) {
                         struct sheaf_handle *h = conn->handles[i];
 
+                        n += h != NULL;
                         if (!h || !h->meter || h->version->dataset != ds)
                                 continue;
                         uses = true;
@@ -156,6 +167,8 @@ static void dataset_meters(
                         words[k] += mine[k];
                 for (size_t i = 0; i < SHEAF_METER_OPS; i++)
                         ops[i] += my_ops[i];
+                if (!may_see(s->conn, conn))
+                        continue;
                 snprintf(who, sizeof(who), "%s:%s:%d", conn->kind, conn->name,
                         conn->who.pid);
                 add_meter(s, label, who, mine, my_ops, false);
@@ -456,12 +469,9 @@ void sheaf_verb_get_status(struct sheaf_conn *conn, struct sheaf_wire_msg *msg)
         store_metrics(s);
         server_metrics(s);
         fill_conditions(d, r);
-        /* Others' clients are root's and the daemon user's to see. */
         for (each = sheaf_server_first(d->server); each;
                 each = LIST_NEXT(each, link))
-                if (each != conn &&
-                        (conn->who.uid == 0 || conn->who.uid == geteuid() ||
-                                each->who.uid == conn->who.uid))
+                if (each != conn && may_see(conn, each))
                         fill_client(r, each);
         body.version = (char *)SHEAF_RELEASE;
         body.pid = (uint32_t)getpid();

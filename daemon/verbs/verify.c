@@ -351,6 +351,14 @@ static void audit_more(uv_idle_t *idle)
 {
         struct audit *a = idle->data;
 
+        if (a->dataset->removed && a->call.conn) {
+                struct sheaf_conn *conn = a->call.conn;
+                uint64_t id = a->call.id;
+
+                sheaf_call_end(&a->call);
+                sheaf_conn_error(conn, id, -ESTALE, "the dataset was removed");
+                a->ended = true;
+        }
         for (int n = 0; n < TURN_CHUNKS; n++) {
                 struct audit_slot *slot = free_slot(a);
                 uint32_t entry, index;
