@@ -1,0 +1,747 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Clients that speak the protocol to do harm. Each ends refused with an error
+ * or disconnected, while others go on reading right bytes and the daemon
+ * neither grows nor keeps anything. */
+#include "tests/flow/harness.h"
+
+#include "proto/layout_shm.h"
+#include "proto/wire.h"
+
+#include <criterion/criterion.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <stdio.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+
+#define FILES    20
+#define SIZE     50000
+#define LARGE_ID 500
+#define LARGE    9000001
+#define GROWTH   (UINT64_C(120) << 20) /* sanitizers keep freed memory */
+
+struct peer {
+        int sock;
+        uint64_t id;
+};
+
+static long fds_before;
+static uint64_t rss_before;
+
+/* ---- talking ---- */
+
+static Sheaf__Envelope envelope(
+        struct peer *p, Sheaf__Envelope__BodyCase body, void *of_body)
+{
+        Sheaf__Envelope env = SHEAF__ENVELOPE__INIT;
+
+        env.id = ++p->id;
+        env.body_case = body;
+        env.hello = of_body; /* all members of the union are pointers */
+        return env;
+}
+
+/* Waits for the last reply to @id; what comes before is dropped, but its
+ * descriptors are kept in @keep. 0; -ECONNRESET; -ETIMEDOUT. */
+static int await(struct peer *p, uint64_t id, struct sheaf_wire_msg *ret_msg,
+        int *keep, size_t *kept)
+{
+        double end = flow_now() + 20;
+
+        while (flow_now() < end) {
+                struct pollfd pfd = { .fd = p->sock, .events = POLLIN };
+                struct sheaf_wire_msg msg;
+
+                if (poll(&pfd, 1, 1000) <= 0)
+                        continue;
+                if (sheaf_wire_recv(p->sock, &msg) <= 0)
+                        return -ECONNRESET;
+                if (msg.env->id == id && !msg.env->more) {
+                        *ret_msg = msg;
+                        return 0;
+                }
+                for (size_t i = 0; keep && i < msg.fd_count; i++)
+                        keep[(*kept)++] = sheaf_wire_take_fd(&msg, i);
+                sheaf_wire_msg_free(&msg);
+        }
+        return -ETIMEDOUT;
+}
+
+/* Sends and waits: 0, the daemon's -errno, or -ECONNRESET. */
+static int call(struct peer *p, Sheaf__Envelope env, const int *fds, size_t n)
+{
+        struct sheaf_wire_msg msg;
+        int rc = sheaf_wire_send(p->sock, &env, fds, n);
+
+        if (rc)
+                return -ECONNRESET;
+        rc = await(p, env.id, &msg, NULL, NULL);
+        if (rc)
+                return rc;
+        if (msg.env->body_case == SHEAF__ENVELOPE__BODY_ERROR)
+                rc = -msg.env->error->errno_value;
+        sheaf_wire_msg_free(&msg);
+        return rc;
+}
+
+static int hello(struct peer *p)
+{
+        Sheaf__Hello body = SHEAF__HELLO__INIT;
+
+        body.layout_max = SHEAF_SHM_LAYOUT;
+        body.kind = (char *)"lib";
+        body.name = (char *)"hostile";
+        return call(
+                p, envelope(p, SHEAF__ENVELOPE__BODY_HELLO, &body), NULL, 0);
+}
+
+static struct peer dial(const char *path)
+{
+        struct peer p = { .sock = sheaf_wire_connect(path) };
+
+        cr_assert(p.sock >= 0);
+        return p;
+}
+
+static struct peer greet(void)
+{
+        struct peer p = dial(flow.socket);
+
+        cr_assert_eq(hello(&p), 0);
+        return p;
+}
+
+/* Opens "data"; all descriptors that came along are in @fds: hazard array,
+ * extents and locks, then listing, table, meter as the last three. */
+static uint32_t open_data(
+        struct peer *p, const char *name, int *fds, size_t *count)
+{
+        Sheaf__OpenDataset body = SHEAF__OPEN_DATASET__INIT;
+        Sheaf__Envelope env;
+        struct sheaf_wire_msg msg;
+        uint32_t handle;
+
+        body.name = (char *)name;
+        body.map = true;
+        env = envelope(p, SHEAF__ENVELOPE__BODY_OPEN_DATASET, &body);
+        *count = 0;
+        cr_assert_eq(sheaf_wire_send(p->sock, &env, NULL, 0), 0);
+        cr_assert_eq(await(p, env.id, &msg, fds, count), 0);
+        cr_assert_eq(msg.env->body_case, SHEAF__ENVELOPE__BODY_DATASET_OPENED);
+        handle = msg.env->dataset_opened->handle;
+        for (size_t i = 0; i < msg.fd_count; i++)
+                fds[(*count)++] = sheaf_wire_take_fd(&msg, i);
+        sheaf_wire_msg_free(&msg);
+        return handle;
+}
+
+static Sheaf__Envelope fetch_of(struct peer *p, Sheaf__Fetch *body,
+        uint32_t handle, uint64_t *items, size_t n)
+{
+        sheaf__fetch__init(body);
+        body->handle = handle;
+        body->item = items;
+        body->n_item = n;
+        return envelope(p, SHEAF__ENVELOPE__BODY_FETCH, body);
+}
+
+/* ---- the system and the others ---- */
+
+static void check_others(const char *name)
+{
+        struct sheaf_session *session;
+        struct sheaf_dataset *ds;
+        char path[16];
+
+        cr_assert_eq(
+                flow_open(name, &session, &ds), 0, "%s", sheaf_last_error());
+        for (uint32_t i = 0; i < FILES; i++) {
+                snprintf(path, sizeof(path), "f%u", i);
+                cr_assert_eq(flow_check_view(ds, path, i + 1, SIZE), 0, "%s",
+                        sheaf_last_error());
+        }
+        cr_assert_eq(flow_check_read(ds, "large", LARGE_ID, LARGE, 77777), 0);
+        flow_close(session, ds);
+}
+
+static void begin(void)
+{
+        flow_init();
+        flow.memory = "64MiB";
+        flow.disk = "256MiB";
+        flow.deadline_s = 8;
+        setenv("ASAN_OPTIONS", "exitcode=77", 1);
+        for (uint32_t i = 0; i < FILES; i++)
+                flow_file(i + 1, SIZE, "f%u", i);
+        flow_file(LARGE_ID, LARGE, "large");
+        flow_start();
+        flow_ok("sheaf add --share all --force data %s", flow.origin);
+        check_others("data");
+        flow_sleep(0.3);
+        fds_before = flow_fds(flow.daemon);
+        rss_before = flow_rss(flow.daemon);
+}
+
+/* After all of a test's peers are gone. */
+static void end(void)
+{
+        check_others("data");
+        cr_assert(flow_until(10, flow_stat("clients") <= 1));
+        cr_assert(flow_until(10, flow_stat("fetch.in_flight") == 0 &&
+                                         flow_stat("fetch.hints_queued") == 0));
+        cr_assert_eq(flow_stat("pins.clients"), 0);
+        cr_assert_eq(flow_stat("pins.forks"), 0);
+        cr_assert_eq(flow_stat("pins.granted_bytes"), 0);
+        cr_assert(flow_until(10, flow_fds(flow.daemon) <= fds_before + 24),
+                "%ld descriptors, %ld before", flow_fds(flow.daemon),
+                fds_before);
+        cr_assert_lt(flow_rss(flow.daemon), rss_before + GROWTH,
+                "%zu MiB, %zu before", (size_t)(flow_rss(flow.daemon) >> 20),
+                (size_t)(rss_before >> 20));
+        flow_stop();
+        cr_assert_neq(
+                flow_run("grep -aE 'Sanitizer|runtime error:' %s", flow.log), 0,
+                "%s", flow.last.out);
+        flow_fini();
+}
+
+TestSuite(hostile, .init = begin, .fini = end, .timeout = 250);
+
+/* ---- records ---- */
+
+Test(hostile, garbage)
+{
+        static uint8_t noise[(64 << 10) + 1];
+        uint32_t x = 7;
+
+        for (size_t i = 0; i < sizeof(noise); i++) {
+                x = x * 1664525 + 1013904223;
+                noise[i] = (uint8_t)(x >> 24);
+        }
+        for (int i = 0; i < 200; i++) {
+                struct peer p = i % 2 ? greet() : dial(flow.socket);
+                size_t len = 1 + (size_t)i * 331 % 65536;
+
+                (void)!sheaf_wire_send_record(
+                        p.sock, noise + i % 100, len - len % 2, NULL, 0);
+                close(p.sock);
+        }
+        for (int i = 0; i < 3; i++) {
+                struct peer p = greet();
+                struct sheaf_wire_msg msg;
+
+                cr_assert_eq(sheaf_wire_send_record(
+                                     p.sock, noise, sizeof(noise), NULL, 0),
+                        0);
+                cr_assert_eq(await(&p, 99, &msg, NULL, NULL), -ECONNRESET);
+                close(p.sock);
+        }
+        cr_assert_geq(flow_stat("clients.bad_messages"), 3);
+}
+
+Test(hostile, truncated_messages)
+{
+        uint64_t items[200];
+        Sheaf__Fetch body;
+        struct peer p = greet();
+        Sheaf__Envelope env = fetch_of(&p, &body, 0, items, 200);
+        uint8_t data[4096];
+        size_t len;
+
+        for (size_t i = 0; i < 200; i++)
+                items[i] = i << 24 | i;
+        len = sheaf__envelope__pack(&env, data);
+        close(p.sock);
+        for (size_t cut = 1; cut < len; cut++) {
+                p = greet();
+                (void)!sheaf_wire_send_record(p.sock, data, cut, NULL, 0);
+                close(p.sock);
+        }
+}
+
+Test(hostile, every_request_empty_and_before_hello)
+{
+        for (int body = 1; body < 70; body++) {
+                uint8_t record[] = { 0x08, 1, (uint8_t)(body << 3 | 2),
+                        (uint8_t)(body >> 4 | 0), 0 };
+                size_t len = 5;
+
+                /* Tag of field @body, length 0. */
+                if (body < 16) {
+                        record[3] = 0;
+                        len = 4;
+                } else {
+                        record[2] |= 0x80;
+                }
+                for (int greeted = 0; greeted < 2; greeted++) {
+                        struct peer p = greeted ? greet() : dial(flow.socket);
+                        struct sheaf_wire_msg msg;
+                        struct pollfd pfd = { .fd = p.sock, .events = POLLIN };
+
+                        cr_assert_eq(sheaf_wire_send_record(
+                                             p.sock, record, len, NULL, 0),
+                                0);
+                        if (poll(&pfd, 1, 100) > 0 &&
+                                sheaf_wire_recv(p.sock, &msg) > 0) {
+                                if (!greeted && body != 20)
+                                        cr_expect_eq(msg.env->body_case,
+                                                SHEAF__ENVELOPE__BODY_ERROR,
+                                                "request %d before Hello",
+                                                body);
+                                sheaf_wire_msg_free(&msg);
+                        }
+                        close(p.sock);
+                }
+        }
+}
+
+/* ---- descriptors ---- */
+
+Test(hostile, wrong_descriptors)
+{
+        struct peer p = greet();
+        int fds[8], many[SHEAF_WIRE_FDS_MAX], pair[2], pipe_fd[2];
+        Sheaf__AddDataset add = SHEAF__ADD_DATASET__INIT;
+        Sheaf__UpdateDataset update = SHEAF__UPDATE_DATASET__INIT;
+        Sheaf__GrantSocket grant = SHEAF__GRANT_SOCKET__INIT;
+        Sheaf__ForkNote fork_note = SHEAF__FORK_NOTE__INIT;
+        char *names[1] = { (char *)"data" };
+
+        mkfifo(flow_path("fifo"), 0600);
+        cr_assert_eq(socketpair(AF_UNIX, SOCK_STREAM, 0, pair), 0);
+        cr_assert_eq(pipe(pipe_fd), 0);
+        fds[0] = open(flow.log, O_RDONLY);
+        fds[1] = open(flow_path("fifo"), O_RDWR);
+        fds[2] = open("/dev/zero", O_RDWR);
+        fds[3] = pair[0];
+        fds[4] = pipe_fd[1];
+        fds[5] = open("/proc/self/mem", O_RDWR);
+        fds[6] = p.sock;
+        fds[7] = open(flow.log, O_PATH);
+        add.name = (char *)"bad";
+        update.name = (char *)"data";
+        grant.dataset = names;
+        grant.n_dataset = 1;
+        grant.dir.data = (uint8_t *)flow.base;
+        grant.dir.len = strlen(flow.base);
+        for (size_t i = 0; i < SHEAF_ARRAY_LEN(fds); i++) {
+                cr_expect_lt(
+                        call(&p,
+                                envelope(&p, SHEAF__ENVELOPE__BODY_ADD_DATASET,
+                                        &add),
+                                &fds[i], 1),
+                        0, "add with %zu", i);
+                cr_expect_lt(
+                        call(&p,
+                                envelope(&p,
+                                        SHEAF__ENVELOPE__BODY_UPDATE_DATASET,
+                                        &update),
+                                &fds[i], 1),
+                        0, "update with %zu", i);
+                cr_expect_lt(
+                        call(&p,
+                                envelope(&p, SHEAF__ENVELOPE__BODY_GRANT_SOCKET,
+                                        &grant),
+                                &fds[i], 1),
+                        0, "grant with %zu", i);
+                (void)call(&p,
+                        envelope(&p, SHEAF__ENVELOPE__BODY_FORK_NOTE,
+                                &fork_note),
+                        &fds[i], 1);
+        }
+        cr_expect_lt(
+                call(&p, envelope(&p, SHEAF__ENVELOPE__BODY_ADD_DATASET, &add),
+                        NULL, 0),
+                0);
+        for (size_t i = 0; i < SHEAF_WIRE_FDS_MAX; i++)
+                many[i] = fds[2];
+        cr_expect_lt(
+                call(&p, envelope(&p, SHEAF__ENVELOPE__BODY_ADD_DATASET, &add),
+                        many, SHEAF_WIRE_FDS_MAX),
+                0);
+        for (size_t i = 0; i < SHEAF_ARRAY_LEN(fds); i++)
+                close(fds[i]);
+        close(pair[1]);
+        close(pipe_fd[0]);
+}
+
+Test(hostile, what_it_was_given_cannot_be_changed)
+{
+        struct peer p = greet();
+        int fds[128];
+        size_t count;
+        struct sheaf_hazard *hazard;
+
+        open_data(&p, "data", fds, &count);
+        cr_assert_geq(count, 6);
+        for (size_t i = 0; i < count; i++) {
+                bool shared = i == 0 || i == count - 1; /* hazard, meter */
+                char zeros[64] = { 0 };
+                void *map;
+
+                cr_expect(ftruncate(fds[i], 0) || i == 2, "%zu cut", i);
+                cr_expect(fallocate(fds[i],
+                                  FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0,
+                                  4096) ||
+                                  shared || i % 2 == 0,
+                        "%zu punched", i);
+                if (!shared && count - i <= 3)
+                        cr_expect_lt(pwrite(fds[i], zeros, 64, 0), 0,
+                                "%zu written", i);
+                map = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED,
+                        fds[i], 0);
+                if (!shared && count - i <= 3)
+                        cr_expect_eq(map, MAP_FAILED, "%zu mapped", i);
+                if (map != MAP_FAILED)
+                        munmap(map, 4096);
+        }
+        hazard = mmap(NULL, sizeof(*hazard), PROT_READ | PROT_WRITE, MAP_SHARED,
+                fds[0], 0);
+        cr_assert_neq(hazard, MAP_FAILED);
+        memset(hazard, 0xff, sizeof(*hazard));
+        flow_ok("sheaf warmup --evict data");
+        check_others("data");
+        for (uint64_t i = 0; i < SHEAF_HAZARD_SLOTS; i++)
+                atomic_store(&hazard->slot[i], i << 32 | i | 1);
+        flow_ok("sheaf status");
+        flow_ok("sheaf warmup --evict data");
+        check_others("data");
+        munmap(hazard, sizeof(*hazard));
+        for (size_t i = 0; i < count; i++)
+                close(fds[i]);
+        close(p.sock);
+}
+
+/* ---- numbers ---- */
+
+Test(hostile, absurd_numbers)
+{
+        struct peer p = greet();
+        int fds[128];
+        size_t count;
+        uint32_t handle = open_data(&p, "data", fds, &count);
+        uint64_t bad[] = { 0, UINT64_MAX, 1, (UINT64_C(1) << 24) | 0xffffff,
+                UINT64_C(0xffffffff) << 24, UINT64_C(1) << 56,
+                UINT64_C(1000000) << 24 };
+        static uint64_t many[8000];
+        Sheaf__Fetch fetch;
+        Sheaf__PinGrant grant = SHEAF__PIN_GRANT__INIT;
+        Sheaf__Unmapped unmapped = SHEAF__UNMAPPED__INIT;
+        Sheaf__CloseDataset close_body = SHEAF__CLOSE_DATASET__INIT;
+        Sheaf__Cancel cancel = SHEAF__CANCEL__INIT;
+        Sheaf__GetDigest digest = SHEAF__GET_DIGEST__INIT;
+        Sheaf__OpenPlain plain = SHEAF__OPEN_PLAIN__INIT;
+        Sheaf__ClosePlain close_plain = SHEAF__CLOSE_PLAIN__INIT;
+
+        for (size_t i = 0; i < SHEAF_ARRAY_LEN(bad); i++)
+                cr_expect_lt(call(&p, fetch_of(&p, &fetch, handle, &bad[i], 1),
+                                     NULL, 0),
+                        0, "item %zu", i);
+        cr_expect_lt(
+                call(&p, fetch_of(&p, &fetch, handle, NULL, 0), NULL, 0), 0);
+        cr_expect_lt(
+                call(&p, fetch_of(&p, &fetch, handle, many, 8000), NULL, 0), 0);
+        cr_expect_lt(call(&p, fetch_of(&p, &fetch, 1023, bad, 1), NULL, 0), 0);
+        cr_expect_lt(
+                call(&p, fetch_of(&p, &fetch, UINT32_MAX, bad, 1), NULL, 0), 0);
+        for (uint32_t i = 0; i < 3; i++) {
+                grant.arena = i;
+                grant.bytes = UINT64_C(1) << 63;
+                (void)call(&p,
+                        envelope(&p, SHEAF__ENVELOPE__BODY_PIN_GRANT, &grant),
+                        NULL, 0);
+        }
+        cr_expect_leq(flow_stat("pins.granted_bytes"), 32 << 20);
+        for (uint32_t i = 0; i < 2000; i++) {
+                Sheaf__Envelope env =
+                        envelope(&p, SHEAF__ENVELOPE__BODY_UNMAPPED, &unmapped);
+
+                unmapped.arena = i % 3;
+                unmapped.extent = i * 7919;
+                cr_assert_eq(sheaf_wire_send(p.sock, &env, NULL, 0), 0);
+        }
+        cancel.id = 1;
+        cr_expect_eq(
+                call(&p, envelope(&p, SHEAF__ENVELOPE__BODY_CANCEL, &cancel),
+                        NULL, 0),
+                0);
+        digest.handle = plain.handle = handle;
+        digest.entry = plain.entry = UINT32_MAX;
+        cr_expect_lt(
+                call(&p,
+                        envelope(&p, SHEAF__ENVELOPE__BODY_GET_DIGEST, &digest),
+                        NULL, 0),
+                0);
+        cr_expect_lt(
+                call(&p, envelope(&p, SHEAF__ENVELOPE__BODY_OPEN_PLAIN, &plain),
+                        NULL, 0),
+                0);
+        close_plain.lease = 12345;
+        (void)call(&p,
+                envelope(&p, SHEAF__ENVELOPE__BODY_CLOSE_PLAIN, &close_plain),
+                NULL, 0);
+        close_body.handle = UINT32_MAX;
+        cr_expect_lt(call(&p,
+                             envelope(&p, SHEAF__ENVELOPE__BODY_CLOSE_DATASET,
+                                     &close_body),
+                             NULL, 0),
+                0);
+        for (size_t i = 0; i < count; i++)
+                close(fds[i]);
+        close(p.sock);
+}
+
+/* ---- floods ---- */
+
+Test(hostile, hints_without_end)
+{
+        struct peer p = greet();
+        int fds[128];
+        size_t count;
+        uint32_t handle = open_data(&p, "data", fds, &count);
+        static uint64_t items[4096];
+        Sheaf__Fetch body;
+
+        for (size_t i = 0; i < 4096; i++)
+                items[i] = (uint64_t)(1 + i % FILES) << 24;
+        for (int i = 0; i < 3000; i++) {
+                Sheaf__Envelope env = fetch_of(&p, &body, handle, items, 4096);
+
+                body.hint = true;
+                cr_assert_eq(call(&p, env, NULL, 0), 0);
+        }
+        for (size_t i = 0; i < count; i++)
+                close(fds[i]);
+        close(p.sock);
+}
+
+/* All are answered, some with "too many". */
+Test(hostile, many_requests_at_once)
+{
+        struct peer p = greet();
+        int fds[128];
+        size_t count, answers = 0;
+        uint32_t handle = open_data(&p, "data", fds, &count);
+        uint64_t item = UINT64_C(1) << 24;
+        Sheaf__Verify verify = SHEAF__VERIFY__INIT;
+        Sheaf__Fetch fetch;
+        double limit = flow_now() + 60;
+
+        verify.name = (char *)"data";
+        verify.origin = true;
+        for (int i = 0; i < 300; i++) {
+                Sheaf__Envelope env =
+                        i % 2 ? fetch_of(&p, &fetch, handle, &item, 1)
+                              : envelope(&p, SHEAF__ENVELOPE__BODY_VERIFY,
+                                        &verify);
+
+                if (i % 2)
+                        fetch.copy = true;
+                cr_assert_eq(sheaf_wire_send(p.sock, &env, NULL, 0), 0);
+        }
+        while (answers < 300 && flow_now() < limit) {
+                struct sheaf_wire_msg msg;
+
+                cr_assert_eq(sheaf_wire_recv(p.sock, &msg), 1);
+                answers += msg.env->id && !msg.env->more;
+                sheaf_wire_msg_free(&msg);
+        }
+        cr_assert_eq(answers, 300);
+        for (size_t i = 0; i < count; i++)
+                close(fds[i]);
+        close(p.sock);
+}
+
+Test(hostile, never_reads_its_answers)
+{
+        struct peer p = greet();
+        Sheaf__GetStats stats = SHEAF__GET_STATS__INIT;
+        int rc = 0;
+
+        fcntl(p.sock, F_SETFL, O_NONBLOCK);
+        for (int i = 0; i < 200000 && rc != -EPIPE && rc != -ECONNRESET; i++) {
+                Sheaf__Envelope env =
+                        envelope(&p, SHEAF__ENVELOPE__BODY_GET_STATS, &stats);
+
+                rc = sheaf_wire_send(p.sock, &env, NULL, 0);
+                if (rc == -EAGAIN)
+                        flow_sleep(0.001);
+        }
+        cr_assert(rc == -EPIPE || rc == -ECONNRESET, "still there: %d", rc);
+        cr_assert_geq(flow_stat("clients.dropped_slow"), 1);
+        close(p.sock);
+}
+
+Test(hostile, forks_without_end)
+{
+        struct peer p = greet();
+        int fds[128], pipe_fd[2];
+        size_t count;
+        int refused = 0;
+
+        open_data(&p, "data", fds, &count);
+        cr_assert_eq(pipe(pipe_fd), 0);
+        for (int i = 0; i < 3000; i++) {
+                Sheaf__ForkNote note = SHEAF__FORK_NOTE__INIT;
+
+                refused += call(&p,
+                                   envelope(&p, SHEAF__ENVELOPE__BODY_FORK_NOTE,
+                                           &note),
+                                   pipe_fd, 1) != 0;
+        }
+        cr_assert_geq(refused, 1900);
+        check_others("data");
+        for (size_t i = 0; i < count; i++)
+                close(fds[i]);
+        close(p.sock);
+        close(pipe_fd[0]);
+        close(pipe_fd[1]);
+        cr_assert(flow_until(5, flow_stat("pins.forks") == 0));
+}
+
+Test(hostile, idle_connections)
+{
+        int socks[500];
+
+        for (size_t i = 0; i < SHEAF_ARRAY_LEN(socks); i++) {
+                socks[i] = sheaf_wire_connect(flow.socket);
+                cr_assert(socks[i] >= 0);
+        }
+        check_others("data");
+        cr_assert(flow_live());
+        flow_ok("sheaf status");
+        for (size_t i = 0; i < SHEAF_ARRAY_LEN(socks); i++)
+                close(socks[i]);
+}
+
+/* ---- rights ---- */
+
+static int open_rc(struct peer *p, const char *name)
+{
+        Sheaf__OpenDataset body = SHEAF__OPEN_DATASET__INIT;
+
+        body.name = (char *)name;
+        body.map = true;
+        return call(p, envelope(p, SHEAF__ENVELOPE__BODY_OPEN_DATASET, &body),
+                NULL, 0);
+}
+
+static void as_stranger(void)
+{
+        struct peer p = { .sock = sheaf_wire_connect(flow.socket) };
+        Sheaf__RemoveDataset rm = SHEAF__REMOVE_DATASET__INIT;
+        Sheaf__Evict evict = SHEAF__EVICT__INIT;
+        Sheaf__Share share = SHEAF__SHARE__INIT;
+
+        if (hello(&p))
+                _exit(1);
+        if (open_rc(&p, "private") != -ENOENT ||
+                open_rc(&p, "~0/private") != -ENOENT ||
+                open_rc(&p, "~root/private") != -ENOENT)
+                _exit(2);
+        rm.name = evict.name = share.name = (char *)"data";
+        rm.force = share.force = true;
+        share.share = (char *)"owner";
+        if (call(&p, envelope(&p, SHEAF__ENVELOPE__BODY_REMOVE_DATASET, &rm),
+                    NULL, 0) != -EPERM ||
+                call(&p, envelope(&p, SHEAF__ENVELOPE__BODY_EVICT, &evict),
+                        NULL, 0) != -EPERM ||
+                call(&p, envelope(&p, SHEAF__ENVELOPE__BODY_SHARE, &share),
+                        NULL, 0) != -EPERM)
+                _exit(3);
+        rm.name = (char *)"private";
+        if (call(&p, envelope(&p, SHEAF__ENVELOPE__BODY_REMOVE_DATASET, &rm),
+                    NULL, 0) != -ENOENT)
+                _exit(4);
+        _exit(0);
+}
+
+static void as_unmapped(void)
+{
+        struct peer p = { .sock = sheaf_wire_connect(flow.socket) };
+
+        _exit(p.sock >= 0 && hello(&p) == 0);
+}
+
+Test(hostile, strangers)
+{
+        pid_t pid;
+
+        flow_ok("sheaf add private %s", flow.origin);
+        pid = flow_fork(4001, 0);
+        if (!pid)
+                as_stranger();
+        cr_assert_eq(flow_join(pid, 20), 0);
+        pid = flow_fork(65534, 0);
+        if (!pid)
+                as_unmapped();
+        cr_assert_eq(flow_join(pid, 20), 0);
+}
+
+Test(hostile, a_grant_reads_and_nothing_else)
+{
+        static const Sheaf__Envelope__BodyCase bodies[] = {
+                SHEAF__ENVELOPE__BODY_REMOVE_DATASET,
+                SHEAF__ENVELOPE__BODY_SEAL, SHEAF__ENVELOPE__BODY_VERIFY,
+                SHEAF__ENVELOPE__BODY_WARMUP, SHEAF__ENVELOPE__BODY_EVICT,
+                SHEAF__ENVELOPE__BODY_SHARE,
+                SHEAF__ENVELOPE__BODY_UPDATE_DATASET
+        };
+        struct peer p;
+
+        flow_ok("sheaf add private %s", flow.origin);
+        mkdir(flow_path("grant"), 0755);
+        flow_ok("sheaf grant data --dir %s", flow_path("grant"));
+        p = dial(flow_path("grant/sheafd.sock"));
+        cr_assert_eq(hello(&p), 0);
+        cr_expect_eq(open_rc(&p, "data"), 0);
+        cr_expect_eq(open_rc(&p, "private"), -ENOENT);
+        for (size_t i = 0; i < SHEAF_ARRAY_LEN(bodies); i++) {
+                Sheaf__RemoveDataset named = SHEAF__REMOVE_DATASET__INIT;
+                uint8_t record[64];
+                Sheaf__Envelope env = envelope(
+                        &p, SHEAF__ENVELOPE__BODY_REMOVE_DATASET, &named);
+                struct sheaf_wire_msg msg;
+                size_t len;
+
+                /* All of these have the name as their first field. */
+                named.name = (char *)"data";
+                len = sheaf__envelope__pack(&env, record);
+                record[2] = (uint8_t)(bodies[i] << 3 | 2 | 0x80);
+                record[3] = (uint8_t)(bodies[i] >> 4);
+                cr_assert_eq(
+                        sheaf_wire_send_record(p.sock, record, len, NULL, 0),
+                        0);
+                cr_assert_eq(await(&p, env.id, &msg, NULL, NULL), 0);
+                cr_assert_eq(msg.env->body_case, SHEAF__ENVELOPE__BODY_ERROR);
+                cr_expect_eq(msg.env->error->errno_value, EPERM, "request %d",
+                        (int)bodies[i]);
+                sheaf_wire_msg_free(&msg);
+        }
+        close(p.sock);
+        flow_ok("sheaf rm --force private");
+}
+
+Test(hostile, a_label_without_end)
+{
+        struct peer p = greet();
+        Sheaf__GrantSocket grant = SHEAF__GRANT_SOCKET__INIT;
+        char *names[1] = { (char *)"data" }, label[60000];
+        int fd = open(flow.base, O_RDONLY | O_DIRECTORY);
+
+        memset(label, 'x', sizeof(label) - 1);
+        label[sizeof(label) - 1] = 0;
+        grant.dataset = names;
+        grant.n_dataset = 1;
+        grant.dir.data = (uint8_t *)flow.base;
+        grant.dir.len = strlen(flow.base);
+        grant.label = label;
+        cr_expect_eq(call(&p,
+                             envelope(&p, SHEAF__ENVELOPE__BODY_GRANT_SOCKET,
+                                     &grant),
+                             &fd, 1),
+                -EINVAL);
+        flow_ok("sheaf grant --list");
+        close(fd);
+        close(p.sock);
+}
