@@ -189,7 +189,7 @@ static const char *unable(void)
 
 void flow_init(void)
 {
-        const char *why = unable();
+        const char *why = unable(), *other = getenv("FLOW_PROGRAMS");
         char path[4096];
 
         if (why) {
@@ -207,8 +207,9 @@ void flow_init(void)
         cr_assert(!chmod(flow.base, 0755));
         set_paths();
         cr_assert(!mkdir(flow.origin, 0755) && !mkdir(flow.mount, 0755));
-        snprintf(path, sizeof(path), "%s:/usr/sbin:/usr/bin:/sbin:/bin",
-                FLOW_PATH);
+        /* FLOW_PROGRAMS: directories of another build's, searched first. */
+        snprintf(path, sizeof(path), "%s%s%s:/usr/sbin:/usr/bin:/sbin:/bin",
+                other ? other : "", other ? ":" : "", FLOW_PATH);
         setenv("PATH", path, 1);
         setenv("SHEAF_SOCKET", flow.socket, 1);
         unsetenv("XDG_RUNTIME_DIR");

@@ -146,7 +146,8 @@ Test(clients, killed_with_pins)
                 clients[i] = client_start(i % 2 ? 10 + i : i);
         for (uint32_t i = 0; i < 8; i += 2)
                 cr_assert_eq(client_ready(&clients[i]), 0);
-        cr_assert_geq(flow_stat("pins.bytes"), CHUNK);
+        cr_assert_geq(flow_stat("pins.bytes"), CHUNK, "%g",
+                flow_stat("pins.bytes"));
         for (uint32_t i = 1; i < 8; i++)
                 client_kill(&clients[i]);
         cr_assert(flow_until(5, flow_stat("pins.bytes") <= CHUNK),
@@ -232,7 +233,8 @@ Test(clients, stopped_client_keeps_its_bytes)
         setup();
         client = client_start(7);
         cr_assert_eq(client_ready(&client), 0);
-        cr_assert_eq(flow_stat("pins.bytes"), CHUNK);
+        cr_assert_eq(flow_stat("pins.bytes"), CHUNK, "%g",
+                flow_stat("pins.bytes"));
         kill(client.pid, SIGSTOP);
         for (int round = 0; round < 4; round++)
                 churn();

@@ -170,7 +170,7 @@ static void begin(void)
         flow.memory = "64MiB";
         flow.disk = "256MiB";
         flow.deadline_s = 8;
-        setenv("ASAN_OPTIONS", "exitcode=77", 1);
+        setenv("ASAN_OPTIONS", "exitcode=77:quarantine_size_mb=16", 1);
         for (uint32_t i = 0; i < FILES; i++)
                 flow_file(i + 1, SIZE, "f%u", i);
         flow_file(LARGE_ID, LARGE, "large");
@@ -182,7 +182,8 @@ static void begin(void)
         rss_before = flow_rss(flow.daemon);
 }
 
-/* After all of a test's peers are gone. */
+/* The end of each test, when its peers are gone; not in .fini, where a
+ * failure would not count. */
 static void end(void)
 {
         check_others("data");
@@ -202,10 +203,9 @@ static void end(void)
         cr_assert_neq(
                 flow_run("grep -aE 'Sanitizer|runtime error:' %s", flow.log), 0,
                 "%s", flow.last.out);
-        flow_fini();
 }
 
-TestSuite(hostile, .init = begin, .fini = end, .timeout = 250);
+TestSuite(hostile, .init = begin, .fini = flow_fini, .timeout = 250);
 
 /* ---- records ---- */
 
@@ -230,13 +230,13 @@ Test(hostile, garbage)
                 struct peer p = greet();
                 struct sheaf_wire_msg msg;
 
-                cr_assert_eq(sheaf_wire_send_record(
-                                     p.sock, noise, sizeof(noise), NULL, 0),
-                        0);
+                cr_assert_eq(send(p.sock, noise, sizeof(noise), 0),
+                        (ssize_t)sizeof(noise));
                 cr_assert_eq(await(&p, 99, &msg, NULL, NULL), -ECONNRESET);
                 close(p.sock);
         }
         cr_assert_geq(flow_stat("clients.bad_messages"), 3);
+        end();
 }
 
 Test(hostile, truncated_messages)
@@ -257,6 +257,7 @@ Test(hostile, truncated_messages)
                 (void)!sheaf_wire_send_record(p.sock, data, cut, NULL, 0);
                 close(p.sock);
         }
+        end();
 }
 
 Test(hostile, every_request_empty_and_before_hello)
@@ -293,6 +294,7 @@ Test(hostile, every_request_empty_and_before_hello)
                         close(p.sock);
                 }
         }
+        end();
 }
 
 /* ---- descriptors ---- */
@@ -363,6 +365,7 @@ Test(hostile, wrong_descriptors)
                 close(fds[i]);
         close(pair[1]);
         close(pipe_fd[0]);
+        end();
 }
 
 Test(hostile, what_it_was_given_cannot_be_changed)
@@ -379,7 +382,10 @@ Test(hostile, what_it_was_given_cannot_be_changed)
                 char zeros[64] = { 0 };
                 void *map;
 
-                cr_expect(ftruncate(fds[i], 0) || i == 2, "%zu cut", i);
+                /* Locks of extents, at even places, hold no bytes. */
+                cr_expect(ftruncate(fds[i], 0) ||
+                                  (i % 2 == 0 && i && i + 3 < count),
+                        "%zu cut", i);
                 cr_expect(fallocate(fds[i],
                                   FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0,
                                   4096) ||
@@ -410,6 +416,7 @@ Test(hostile, what_it_was_given_cannot_be_changed)
         for (size_t i = 0; i < count; i++)
                 close(fds[i]);
         close(p.sock);
+        end();
 }
 
 /* ---- numbers ---- */
@@ -489,6 +496,7 @@ Test(hostile, absurd_numbers)
         for (size_t i = 0; i < count; i++)
                 close(fds[i]);
         close(p.sock);
+        end();
 }
 
 /* ---- floods ---- */
@@ -513,6 +521,7 @@ Test(hostile, hints_without_end)
         for (size_t i = 0; i < count; i++)
                 close(fds[i]);
         close(p.sock);
+        end();
 }
 
 /* All are answered, some with "too many". */
@@ -550,6 +559,7 @@ Test(hostile, many_requests_at_once)
         for (size_t i = 0; i < count; i++)
                 close(fds[i]);
         close(p.sock);
+        end();
 }
 
 Test(hostile, never_reads_its_answers)
@@ -570,6 +580,7 @@ Test(hostile, never_reads_its_answers)
         cr_assert(rc == -EPIPE || rc == -ECONNRESET, "still there: %d", rc);
         cr_assert_geq(flow_stat("clients.dropped_slow"), 1);
         close(p.sock);
+        end();
 }
 
 Test(hostile, forks_without_end)
@@ -597,6 +608,7 @@ Test(hostile, forks_without_end)
         close(pipe_fd[0]);
         close(pipe_fd[1]);
         cr_assert(flow_until(5, flow_stat("pins.forks") == 0));
+        end();
 }
 
 Test(hostile, idle_connections)
@@ -612,6 +624,7 @@ Test(hostile, idle_connections)
         flow_ok("sheaf status");
         for (size_t i = 0; i < SHEAF_ARRAY_LEN(socks); i++)
                 close(socks[i]);
+        end();
 }
 
 /* ---- rights ---- */
@@ -676,6 +689,7 @@ Test(hostile, strangers)
         if (!pid)
                 as_unmapped();
         cr_assert_eq(flow_join(pid, 20), 0);
+        end();
 }
 
 Test(hostile, a_grant_reads_and_nothing_else)
@@ -720,6 +734,7 @@ Test(hostile, a_grant_reads_and_nothing_else)
         }
         close(p.sock);
         flow_ok("sheaf rm --force private");
+        end();
 }
 
 Test(hostile, a_label_without_end)
@@ -744,4 +759,5 @@ Test(hostile, a_label_without_end)
         flow_ok("sheaf grant --list");
         close(fd);
         close(p.sock);
+        end();
 }

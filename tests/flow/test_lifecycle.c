@@ -137,6 +137,104 @@ Test(lifecycle, error_at_the_deadline_when_no_daemon_comes)
         flow_stop();
 }
 
+/* A daemon that is stopped answers nothing: hits need none, all else ends at
+ * the deadline, and goes on afterwards. */
+Test(lifecycle, stopped_daemon)
+{
+        struct sheaf_session *session;
+        struct sheaf_dataset *dataset;
+        double start;
+        int rc;
+
+        flow.deadline_s = 2;
+        flow_file(1, 50000, "warm");
+        flow_file(2, 50000, "cold");
+        flow_file(3, 50000, "mounted");
+        flow_start();
+        flow_ok("sheaf add data %s", flow.origin);
+        flow_mount("data", flow.mount);
+        cr_assert_eq(flow_open("data", &session, &dataset), 0);
+        cr_assert_eq(flow_check_view(dataset, "warm", 1, 50000), 0);
+        kill(flow.daemon, SIGSTOP);
+        cr_assert_eq(flow_check_view(dataset, "warm", 1, 50000), 0);
+        start = flow_now();
+        rc = flow_check_view(dataset, "cold", 2, 50000);
+        cr_assert_eq(rc, -ETIMEDOUT, "%s", strerror(-rc));
+        cr_assert_lt(flow_now() - start, 7);
+        start = flow_now();
+        rc = flow_check(flow_path("mount/mounted"), 3, 50000, 4096);
+        cr_assert(rc == -EIO || rc == -ETIMEDOUT, "%s", strerror(-rc));
+        cr_assert_lt(flow_now() - start, 7);
+        cr_assert_neq(flow_run("sheaf status"), 0);
+        cr_assert_lt(flow.last.seconds, 35);
+        kill(flow.daemon, SIGCONT);
+        cr_assert_eq(flow_check_view(dataset, "cold", 2, 50000), 0, "%s",
+                sheaf_last_error());
+        cr_assert_eq(flow_check(flow_path("mount/mounted"), 3, 50000, 4096), 0);
+        flow_close(session, dataset);
+        flow_umount(flow.mount);
+        flow_stop();
+}
+
+/* Killed at any moment of a fill: what is there is right, the rest is
+ * fetched, and status tells what the disk holds. */
+Test(lifecycle, killed_while_filling)
+{
+        enum {
+                SMALL = 600,
+                LARGE = 4
+        };
+        struct sheaf_session *session;
+        struct sheaf_dataset *dataset;
+        char path[32];
+
+        for (uint32_t i = 1; i <= SMALL; i++)
+                flow_file(i, 1000 + i * 157, "s/f%u", i);
+        for (uint32_t i = 1; i <= LARGE; i++)
+                flow_file(1000 + i, 9000000, "l/f%u", i);
+        flow_start();
+        flow_ok("sheaf add data %s", flow.origin);
+        for (int round = 0; round < 10; round++) {
+                pid_t pid = flow_fork(0, 0);
+
+                if (!pid) {
+                        execlp("sheaf", "sheaf", "warmup", "--disk", "--quiet",
+                                "data", (char *)NULL);
+                        _exit(97);
+                }
+                flow_sleep(0.02 + 0.05 * round);
+                flow_kill();
+                kill(pid, SIGKILL);
+                flow_wait(pid, 5);
+                flow_start();
+                if (round % 3 == 0)
+                        flow_ok("sheaf verify data --quiet");
+                if (round % 3 == 1)
+                        flow_ok("sheaf warmup --evict data s --quiet");
+        }
+        cr_assert_eq(flow_open("data", &session, &dataset), 0);
+        for (uint32_t i = 1; i <= SMALL; i++) {
+                snprintf(path, sizeof(path), "s/f%u", i);
+                cr_assert_eq(flow_check_view(dataset, path, i, 1000 + i * 157),
+                        0, "%s: %s", path, sheaf_last_error());
+        }
+        for (uint32_t i = 1; i <= LARGE; i++) {
+                snprintf(path, sizeof(path), "l/f%u", i);
+                cr_assert_eq(
+                        flow_check_view(dataset, path, 1000 + i, 9000000), 0);
+        }
+        flow_close(session, dataset);
+        cr_assert_eq(flow_stat("verify_failures"), 0);
+        cr_assert(flow_until(20, flow_stat("disk.unchecked") == 0),
+                "cleaning does not end: %g", flow_stat("disk.unchecked"));
+        flow_ok("sheaf warmup --disk data && sheaf verify data");
+        flow_stop();
+        flow_start();
+        flow_ok("sheaf warmup --disk data");
+        cr_assert_eq(flow_stat("origin.bytes"), 0);
+        flow_stop();
+}
+
 /* ---- leftovers ---- */
 
 Test(lifecycle, start_over_a_stale_socket)

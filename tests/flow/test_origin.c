@@ -340,6 +340,72 @@ Test(origin, hang)
         flow_stop();
 }
 
+/* A listing that hangs ends at the deadline, and leaves the old version. */
+Test(origin, hang_of_a_listing)
+{
+        flow.deadline_s = 2;
+        flow.faults = "hang:stuck";
+        flow_file(1, 30000, "f");
+        flow_start();
+        flow_ok("sheaf add data %s", flow.origin);
+        flow_file(2, 30000, "stuck/g");
+        cr_assert_neq(flow_run("sheaf update data"), 0);
+        cr_assert_lt(flow.last.seconds, 7);
+        cr_assert_neq(flow_run("sheaf add more %s", flow.origin), 0);
+        cr_assert_lt(flow.last.seconds, 7);
+        cr_assert_eq(flow_run("sheaf ls more"), 4, "half a dataset is left");
+        open_data();
+        cr_assert_eq(flow_check_view(dataset, "f", 1, 30000), 0, "%s",
+                sheaf_last_error());
+        close_data();
+        flow_ok("mv %s/stuck %s/free && sheaf update data", flow.origin,
+                flow.origin);
+        open_data();
+        cr_assert_eq(flow_check_view(dataset, "free/g", 2, 30000), 0, "%s",
+                sheaf_last_error());
+        close_data();
+        flow_stop();
+}
+
+/* The origin goes away and comes back: cached bytes are served meanwhile. */
+Test(origin, gone_and_back)
+{
+        int rc;
+
+        flow_file(1, 30000, "cached");
+        flow_file(2, 30000, "cold");
+        flow_start();
+        flow_ok("sheaf add data %s && sheaf warmup data cached --disk",
+                flow.origin);
+        flow_ok("mv %s %s/away", flow.origin, flow.base);
+        flow_stop();
+        flow_start();
+        open_data();
+        cr_assert_eq(flow_check_view(dataset, "cached", 1, 30000), 0, "%s",
+                sheaf_last_error());
+        rc = flow_check_view(dataset, "cold", 2, 30000);
+        cr_assert(rc == -ESTALE || rc == -ENOENT || rc == -EIO, "%s",
+                strerror(-rc));
+        /* Another tree in its place is not taken for it. */
+        flow_ok("mkdir %s", flow.origin);
+        flow_file(9, 30000, "cold");
+        rc = flow_check_view(dataset, "cold", 2, 30000);
+        cr_assert(rc == -ESTALE || rc == -ENOENT || rc == -EIO, "%s",
+                strerror(-rc));
+        flow_ok("rm -rf %s && mv %s/away %s", flow.origin, flow.base,
+                flow.origin);
+        cr_assert(
+                flow_until(5, flow_check_view(dataset, "cold", 2, 30000) == 0),
+                "%s", sheaf_last_error());
+        close_data();
+        /* And a client may show it at another place. */
+        flow_ok("mv %s %s/moved && sheaf update data %s/moved", flow.origin,
+                flow.base, flow.base);
+        flow_ok("sheaf warmup --evict data && sheaf warmup data");
+        flow_ok("mkdir %s", flow.origin);
+        flow_stop();
+}
+
 Test(origin, errors_of_all_kinds)
 {
         int rc;
