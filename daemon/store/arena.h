@@ -167,6 +167,8 @@ void sheaf_pins_unmapped(struct sheaf_pins *pins, uint32_t extent);
 /* Bytes held now, found by a scan; slow, for status and for finding a client
  * above its grant. */
 uint64_t sheaf_pins_held(struct sheaf_pins *pins, uint64_t *ret_blocks);
+/* The same of all clients and forks; a block counts once for each holder. */
+uint64_t sheaf_arena_pinned_bytes(struct sheaf_arena *arena);
 /* A fork: what @pins holds now stays held until the ghost is freed too. */
 SHEAF_MUST_CHECK int sheaf_ghost_new(
         struct sheaf_pins *pins, struct sheaf_ghost **ret_ghost);
@@ -177,7 +179,7 @@ void sheaf_ghost_free(struct sheaf_ghost *ghost);
 struct sheaf_arena_stats {
         uint64_t bytes, payload_bytes, blocks; /* now */
         uint64_t segments_stock, segments_ring, segments_free, segments_parked;
-        uint64_t clients, ghosts, pinned_bytes_last_scan, granted_bytes;
+        uint64_t clients, ghosts, granted_bytes;
         /* monotonic */
         uint64_t placed_blocks, placed_bytes, evicted_blocks, evicted_bytes;
         uint64_t scans, scans_met_pin, scanned_slots, kept_blocks;

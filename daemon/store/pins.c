@@ -103,24 +103,45 @@ void sheaf_pins_unmapped(struct sheaf_pins *pins, uint32_t extent)
         }
 }
 
-uint64_t sheaf_pins_held(struct sheaf_pins *pins, uint64_t *ret_blocks)
+static uint64_t held(struct sheaf_arena *arena, const _Atomic uint64_t *slots,
+        uint64_t n, uint64_t *blocks)
 {
-        uint64_t mark = sheaf_pin_mark(pins->hazard), bytes = 0, blocks = 0;
+        uint64_t bytes = 0;
 
-        for (uint64_t i = 0; i < mark; i++) {
-                uint64_t word = sheaf_pin_held(&pins->hazard->slot[i]);
+        for (uint64_t i = 0; i < n; i++) {
+                uint64_t word = sheaf_pin_held(&slots[i]);
                 sheaf_block block;
 
                 if (!word)
                         continue;
-                block = sheaf_block_of_word(pins->arena, word);
+                block = sheaf_block_of_word(arena, word);
                 if (!block)
                         continue;
-                blocks++;
-                bytes += sheaf_block_at(pins->arena, block)->len_bytes;
+                ++*blocks;
+                bytes += sheaf_block_at(arena, block)->len_bytes;
         }
+        return bytes;
+}
+
+uint64_t sheaf_pins_held(struct sheaf_pins *pins, uint64_t *ret_blocks)
+{
+        uint64_t blocks = 0;
+        uint64_t bytes = held(pins->arena, pins->hazard->slot,
+                sheaf_pin_mark(pins->hazard), &blocks);
+
         if (ret_blocks)
                 *ret_blocks = blocks;
+        return bytes;
+}
+
+uint64_t sheaf_arena_pinned_bytes(struct sheaf_arena *arena)
+{
+        uint64_t bytes = 0, blocks = 0;
+
+        for (struct sheaf_pins *p = arena->pins; p; p = p->next)
+                bytes += sheaf_pins_held(p, &blocks);
+        for (struct sheaf_ghost *g = arena->ghosts; g; g = g->next)
+                bytes += held(arena, g->words, g->word_count, &blocks);
         return bytes;
 }
 

@@ -146,7 +146,7 @@ int sheaf_reclaim_segs(struct sheaf_arena *arena, const uint32_t *segs,
         for (uint32_t i = 0; i < n; i++)
                 kill_seg(arena, segs[i]);
         if (arena->killed.count)
-                arena->stats.pinned_bytes_last_scan = sheaf_pins_scan(arena);
+                sheaf_pins_scan(arena);
         for (uint32_t i = 0; i < n; i++) {
                 /* Without memory for its gaps a segment stays as it was. */
                 bool full = sheaf_seg_find_gaps(arena, segs[i]) < 0;
@@ -208,7 +208,7 @@ void sheaf_reclaim_blocks(
                         kill_block(arena, blocks[i]);
         }
         if (arena->killed.count)
-                arena->stats.pinned_bytes_last_scan = sheaf_pins_scan(arena);
+                sheaf_pins_scan(arena);
         for (uint32_t i = 0; i < n; i++) {
                 struct sheaf_block_slot *slot =
                         sheaf_block_at(arena, blocks[i]);

@@ -226,6 +226,7 @@ static void arena_metrics(struct sheet *s)
         struct sheaf_arena_pool_stats pool;
         struct sheaf_arena_stats sum = { 0 }, a;
         struct sheaf_domain *domain;
+        uint64_t pinned_bytes = 0;
 
         sheaf_arena_pool_stats(d->pool, &pool);
         for (domain = sheaf_registry_domains(d->registry); domain;
@@ -236,7 +237,7 @@ static void arena_metrics(struct sheet *s)
                 sum.blocks += a.blocks;
                 sum.clients += a.clients;
                 sum.ghosts += a.ghosts;
-                sum.pinned_bytes_last_scan += a.pinned_bytes_last_scan;
+                pinned_bytes += sheaf_arena_pinned_bytes(domain->arena);
                 sum.granted_bytes += a.granted_bytes;
                 sum.placed_bytes += a.placed_bytes;
                 sum.evicted_blocks += a.evicted_blocks;
@@ -253,7 +254,7 @@ static void arena_metrics(struct sheet *s)
         gauge(s, "arena.blocks", "", sum.blocks);
         gauge(s, "pins.clients", "", sum.clients);
         gauge(s, "pins.forks", "", sum.ghosts);
-        gauge(s, "pins.bytes", "", sum.pinned_bytes_last_scan);
+        gauge(s, "pins.bytes", "", pinned_bytes);
         gauge(s, "pins.granted_bytes", "", sum.granted_bytes);
         counter(s, "arena.placed_bytes", "", sum.placed_bytes);
         counter(s, "arena.evicted", "", sum.evicted_blocks);
