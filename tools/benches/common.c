@@ -176,11 +176,16 @@ double bench_pairs_speedup(const struct bench_pairs *pairs)
         return bench_median(ratios, pairs->count);
 }
 
+static bool is_time(const char *unit)
+{
+        return !strncmp(unit, "us", 2) || !strcmp(unit, "MB/s");
+}
+
 void bench_emit(const char *name, double value, const char *unit,
         const char *rival, double ratio, double goal)
 {
         printf("{\"name\": \"%s\", \"value\": %.6g, \"unit\": \"%s%s\"", name,
-                value, by_cpu ? "cpu " : "", unit);
+                value, by_cpu && is_time(unit) ? "cpu " : "", unit);
         if (rival)
                 printf(", \"rival\": \"%s\", \"ratio\": %.3f", rival, ratio);
         else
