@@ -79,6 +79,7 @@ static int load_record(
         if (!record) {
                 sheaf_log(SHEAF_LOG_ERROR, "dataset record unreadable",
                         "key=%s", key);
+                registry->unreadable = true;
                 return 0;
         }
         ds = sheaf_record_terminate(&record->origin)
@@ -92,12 +93,28 @@ static int load_record(
                 if (record->version[i]->uuid.len != 16) {
                         sheaf_log(SHEAF_LOG_ERROR, "version record unreadable",
                                 "key=%s", key);
+                        registry->unreadable = true;
                         continue;
                 }
                 if (!sheaf_registry_add_version(ds, record->version[i]))
                         return -ENOMEM;
         }
         return 0;
+}
+
+/* Whether a record names the version. */
+static bool is_known(void *arg, const uint8_t uuid[16])
+{
+        struct sheaf_registry *registry = arg;
+        struct sheaf_reg_dataset *ds;
+
+        /* A record that cannot be read may name it. */
+        if (registry->unreadable)
+                return true;
+        TAILQ_FOREACH (ds, &registry->datasets, link)
+                if (sheaf_registry_version(ds, uuid))
+                        return true;
+        return false;
 }
 
 static void sweep_cb(uv_timer_t *timer)
@@ -133,6 +150,7 @@ int sheaf_registry_new(const struct sheaf_registry_config *config,
                 sheaf_registry_free(registry);
                 return rc;
         }
+        sheaf_version_sweep(registry->store, is_known, registry);
         *ret_registry = registry;
         return 0;
 }

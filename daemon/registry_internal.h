@@ -18,6 +18,7 @@ struct sheaf_registry {
         int64_t deadline_ns;
         bool switch_user; /* we are root: readers become the owner */
         bool closing;     /* no reader is started any more */
+        bool unreadable;  /* a record could not be read at the start */
         struct sheaf_dataset_list datasets, leaving;
         LIST_HEAD(, sheaf_domain) domains;
         uint32_t domain_numbers;

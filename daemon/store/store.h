@@ -84,6 +84,11 @@ void sheaf_version_close(struct sheaf_version *version);
 SHEAF_MUST_CHECK int sheaf_version_remove(
         struct sheaf_store *store, const uint8_t uuid[16], uint64_t serial);
 
+/* At the start: finishes removals that a stop interrupted, and removes the
+ * directories of versions that nobody knows. */
+void sheaf_version_sweep(struct sheaf_store *store,
+        bool (*is_known)(void *arg, const uint8_t uuid[16]), void *arg);
+
 /* Digest of a chunk; all zero when not learned. Borrowed, volatile only by
  * sheaf_version_learn/forget. */
 const struct sheaf_digest *sheaf_version_digest(

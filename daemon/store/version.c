@@ -10,6 +10,7 @@
  *  4 a chunk without a digest has no place */
 #include "daemon/store/private.h"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <limits.h>
 #include <stdio.h>
@@ -425,22 +426,14 @@ static void drop_plains(struct sheaf_store *store, int dir_fd)
         munmap(map, (size_t)st.st_size);
 }
 
-int sheaf_version_remove(
-        struct sheaf_store *store, const uint8_t uuid[16], uint64_t serial)
+/* The second half of removing: @gone is the directory's new name. */
+static int remove_gone(struct sheaf_store *store, const char *gone)
 {
-        static const char *const names[] = { "listing", "digests", "places" };
-        sheaf_autofd int dir_fd = -1;
-        char hex[33], name[64], gone[64];
-
-        (void)serial;
-        uuid_hex(uuid, hex);
-        snprintf(name, sizeof(name), "versions/%s", hex);
-        snprintf(gone, sizeof(gone), "versions/.gone-%s", hex);
-        /* Renamed first: recovery finishes what a crash interrupts. */
-        if (renameat(store->dir_fd, name, store->dir_fd, gone))
-                return errno == ENOENT ? 0 : -errno;
-        dir_fd =
+        static const char *const names[] = { "listing", "listing.tmp",
+                "digests", "places" };
+        sheaf_autofd int dir_fd =
                 openat(store->dir_fd, gone, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+
         if (dir_fd < 0)
                 return -errno;
         drop_plains(store, dir_fd);
@@ -450,6 +443,67 @@ int sheaf_version_remove(
                 return errno == ENOTEMPTY ? 0 : -errno;
         sheaf_space_meta(store);
         return 0;
+}
+
+int sheaf_version_remove(
+        struct sheaf_store *store, const uint8_t uuid[16], uint64_t serial)
+{
+        char hex[33], name[64], gone[64];
+
+        (void)serial;
+        uuid_hex(uuid, hex);
+        snprintf(name, sizeof(name), "versions/%s", hex);
+        snprintf(gone, sizeof(gone), "versions/.gone-%s", hex);
+        /* Renamed first: the next start finishes what a crash interrupts. */
+        if (renameat(store->dir_fd, name, store->dir_fd, gone))
+                return errno == ENOENT ? 0 : -errno;
+        return remove_gone(store, gone);
+}
+
+static bool uuid_parse(const char *hex, uint8_t ret_uuid[16])
+{
+        if (strlen(hex) != 32 || strspn(hex, "0123456789abcdef") != 32)
+                return false;
+        for (int i = 0; i < 16; i++) {
+                unsigned int byte;
+
+                if (sscanf(hex + 2 * i, "%2x", &byte) != 1)
+                        return false;
+                ret_uuid[i] = (uint8_t)byte;
+        }
+        return true;
+}
+
+void sheaf_version_sweep(struct sheaf_store *store,
+        bool (*is_known)(void *arg, const uint8_t uuid[16]), void *arg)
+{
+        int fd = openat(
+                store->dir_fd, "versions", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+        DIR *dir = fd < 0 ? NULL : fdopendir(fd);
+        struct dirent *entry;
+
+        if (!dir)
+                sheaf_close_p(&fd);
+        while (dir && (entry = readdir(dir))) {
+                uint8_t uuid[16];
+                char gone[64];
+                int rc = 0;
+
+                if (!strncmp(entry->d_name, ".gone-", 6) &&
+                        uuid_parse(entry->d_name + 6, uuid)) {
+                        snprintf(gone, sizeof(gone), "versions/.gone-%s",
+                                entry->d_name + 6);
+                        rc = remove_gone(store, gone);
+                } else if (uuid_parse(entry->d_name, uuid) &&
+                           !is_known(arg, uuid)) {
+                        rc = sheaf_version_remove(store, uuid, 0);
+                }
+                if (rc)
+                        sheaf_log_rc(rc, SHEAF_LOG_WARN, "version_not_removed",
+                                "name=%s", entry->d_name);
+        }
+        if (dir)
+                closedir(dir);
 }
 
 const struct sheaf_digest *sheaf_version_digest(
