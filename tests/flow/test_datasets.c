@@ -1,0 +1,117 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Datasets that are listed, presented, removed and given up all at once. */
+#include "tests/flow/harness.h"
+
+#include <criterion/criterion.h>
+#include <dirent.h>
+#include <stdio.h>
+
+TestSuite(datasets, .init = flow_init, .fini = flow_fini, .timeout = 110);
+
+#define FILES 2000
+#define SIZE  600
+
+static void make_tree(void)
+{
+        for (uint32_t i = 0; i < FILES; i++)
+                flow_file(i + 1, SIZE, "d%u/f%u", i % 20, i);
+}
+
+/* Directories of versions in the cache. */
+static size_t versions(void)
+{
+        DIR *dir = opendir(flow_path("cache/versions"));
+        struct dirent *entry;
+        size_t count = 0;
+
+        while (dir && (entry = readdir(dir)))
+                count += entry->d_name[0] != '.';
+        if (dir)
+                closedir(dir);
+        return count;
+}
+
+/* Reads everything, again and again, until @end. */
+static void read_on(double end)
+{
+        while (flow_now() < end) {
+                struct sheaf_session *session;
+                struct sheaf_dataset *ds;
+
+                if (flow_open("data", &session, &ds))
+                        _exit(1);
+                for (uint32_t i = 0; i < FILES; i++) {
+                        char path[32];
+
+                        snprintf(path, sizeof(path), "d%u/f%u", i % 20, i);
+                        if (flow_check_view(ds, path, i + 1, SIZE)) {
+                                fprintf(stderr, "%s\n", sheaf_last_error());
+                                _exit(2);
+                        }
+                }
+                flow_close(session, ds);
+        }
+        _exit(0);
+}
+
+/* The reader of the origin is let go of; what it was asked for goes on. */
+Test(datasets, an_origin_presented_anew_fails_no_read)
+{
+        pid_t reader;
+
+        make_tree();
+        flow_start();
+        flow_ok("sheaf add data %s", flow.origin);
+        reader = flow_fork(0, 0);
+        if (!reader)
+                read_on(flow_now() + 6);
+        for (int i = 0; i < 12; i++) {
+                flow_ok("sheaf update data %s", flow.origin);
+                flow_ok("sheaf warmup --evict data");
+                flow_sleep(0.1);
+        }
+        cr_assert_eq(flow_join(reader, 30), 0);
+        flow_stop();
+}
+
+/* A dataset that is removed while it is listed does not come back. */
+Test(datasets, removed_is_removed)
+{
+        make_tree();
+        flow_start();
+        for (int i = 0; i < 12; i++) {
+                flow_ok("sheaf add data%d %s", i, flow.origin);
+                flow_file(1, SIZE + (uint64_t)i + 1, "d0/f0");
+                flow_run("sheaf update data%d & sleep 0.0%d; sheaf rm --force "
+                         "data%d; wait",
+                        i, i, i);
+        }
+        flow_stop();
+        flow_start();
+        flow_ok("sheaf ls --json");
+        cr_assert_not(strstr(flow.last.out, "data"), "%s", flow.last.out);
+        cr_assert(flow_until(5, versions() == 0), "%zu versions stay",
+                versions());
+        flow_stop();
+}
+
+/* Nothing of a listing that was given up stays, and the next one need not
+ * wait for it. */
+Test(datasets, given_up_listings_leave_nothing)
+{
+        make_tree();
+        flow_start();
+        for (int i = 0; i < 20; i++) {
+                flow_run("timeout -s %s 0.0%d sheaf add data%d %s",
+                        i % 2 ? "KILL" : "INT", 1 + i % 9, i, flow.origin);
+                flow_run("sheaf rm --force data%d", i);
+        }
+        cr_assert(flow_until(5, versions() == 0), "%zu versions stay",
+                versions());
+        flow_ok("sheaf add data %s", flow.origin);
+        flow_run("timeout -s INT 0.02 sheaf update data");
+        flow_ok("sheaf ls data");
+        cr_assert(flow_until(5, !flow_run("sheaf update data")), "%s",
+                flow.last.err);
+        flow_stop();
+}
