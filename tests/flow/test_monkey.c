@@ -290,6 +290,9 @@ static void be_reader(double end)
 static const char *const lines[] = {
         "add --force --share all n%u %s/tree%u",
         "add --force --share all n%u %s/tree%u",
+        "add --force --share all n%u %s/tree%u",
+        "add --force --share all n%u %s/tree%u",
+        "add --force --share all n%u %s/tree%u",
         "add n%u %s/tree%u",
         "update n%u",
         "update n%u",
@@ -623,6 +626,9 @@ Test(monkey, all_at_once)
                 mkdir(flow_path("grant%u", t), 0755);
         flow_start();
         fds = flow_fds(flow.daemon);
+        for (unsigned int i = 0; i < NAMES; i++)
+                flow_ok("sheaf add --force --share all n%u %s/tree%u", i,
+                        flow.base, i % TREES);
         direct(seconds ? atof(seconds) : 20);
         settle(fds);
         flow_stop();
