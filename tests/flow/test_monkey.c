@@ -398,6 +398,8 @@ static void be_mounter(double end, size_t self)
         flow.run_limit_s = 60;
         while (flow_now() < end) {
                 if (flow_run("sheaf mount n%u %s", pick(NAMES), dir)) {
+                        /* Perhaps there from a mounter that was killed. */
+                        umount2(dir, MNT_DETACH);
                         flow_sleep(0.1);
                         continue;
                 }
