@@ -4,6 +4,9 @@
  *  1 counters are monotonic in the life of the daemon: what clients that are
  *    gone counted was folded into their dataset
  *  2 a client's own counters are claims; they are shown, never acted upon
+ *  3 what is summed over everybody's chunks is for root and the daemon's user:
+ *    equal bytes are stored once, so a sum that does not grow would tell that
+ *    somebody has them already
  *
  * Threads: loop thread. */
 #include "daemon/verbs/verbs.h"
@@ -128,14 +131,19 @@ static void add_meter(struct sheet *s, const char *dataset, const char *client,
                         add(s, op_name(i), dataset, client, ops[i], false);
 }
 
-/* Others' clients are root's and the daemon user's to see. */
+/* Root and the daemon's user. */
+static bool sees_all(const struct sheaf_conn *conn)
+{
+        return !conn->who.grant &&
+               (conn->who.uid == 0 || conn->who.uid == geteuid());
+}
+
 static bool may_see(
         const struct sheaf_conn *conn, const struct sheaf_conn *other)
 {
         if (conn->who.grant)
                 return conn == other;
-        return conn->who.uid == 0 || conn->who.uid == geteuid() ||
-               conn->who.uid == other->who.uid;
+        return sees_all(conn) || conn->who.uid == other->who.uid;
 }
 
 static void dataset_meters(
@@ -249,6 +257,8 @@ static void arena_metrics(struct sheet *s)
         }
         gauge(s, "arena.bytes_max", "", pool.bytes_max);
         gauge(s, "arena.bytes", "", pool.bytes_mapped);
+        if (!sees_all(s->conn))
+                return;
         gauge(s, "arena.dropped_bytes_held", "", pool.bytes_dropped_held);
         gauge(s, "arena.payload_bytes", "", sum.payload_bytes);
         gauge(s, "arena.blocks", "", sum.blocks);
@@ -272,6 +282,8 @@ static void store_metrics(struct sheet *s)
         sheaf_store_stats(s->conn->daemon->store, &st);
         gauge(s, "disk.bytes_max", "", st.bytes_max);
         gauge(s, "disk.bytes", "", st.bytes_used);
+        if (!sees_all(s->conn))
+                return;
         gauge(s, "disk.payload_bytes", "", st.payload_bytes);
         gauge(s, "disk.chunks", "", st.chunks);
         gauge(s, "disk.segments", "", st.segments);
@@ -306,6 +318,9 @@ static void server_metrics(struct sheet *s)
         for (conn = sheaf_server_first(d->server); conn;
                 conn = LIST_NEXT(conn, link))
                 clients++;
+        gauge(s, "uptime_ns", "", (uint64_t)(sheaf_now_ns() - d->started_ns));
+        if (!sees_all(s->conn))
+                return;
         gauge(s, "clients", "", clients);
         counter(s, "clients.accepted", "", server.accepted);
         counter(s, "clients.refused", "", server.refused);
@@ -319,7 +334,6 @@ static void server_metrics(struct sheet *s)
         counter(s, "fetch.writes_skipped", "", fetch.writes_skipped);
         counter(s, "fetch.hash_ns", "", fetch.hash_ns);
         counter(s, "fetch.hashed_bytes", "", fetch.hashed_bytes);
-        gauge(s, "uptime_ns", "", (uint64_t)(sheaf_now_ns() - d->started_ns));
 }
 
 void sheaf_verb_get_stats(struct sheaf_conn *conn, struct sheaf_wire_msg *msg)
@@ -366,6 +380,7 @@ void sheaf_verb_get_stats(struct sheaf_conn *conn, struct sheaf_wire_msg *msg)
 struct report {
         Sheaf__Condition conditions[CONDITIONS_MAX],
                 *condition_p[CONDITIONS_MAX];
+        char whats[CONDITIONS_MAX][256];
         Sheaf__ClientInfo clients[CLIENTS_MAX], *client_p[CLIENTS_MAX];
         char datasets[CLIENTS_MAX][128];
         size_t condition_count, client_count;
@@ -380,14 +395,16 @@ static void condition(
                 return;
         c = &r->conditions[r->condition_count];
         sheaf__condition__init(c);
-        c->what = (char *)what;
+        snprintf(r->whats[r->condition_count], sizeof(r->whats[0]), "%s", what);
+        c->what = r->whats[r->condition_count];
         c->why = (char *)why;
         c->remedy = (char *)remedy;
         r->condition_p[r->condition_count++] = c;
 }
 
-static void fill_conditions(struct sheaf_daemon *d, struct report *r)
+static void fill_conditions(struct sheaf_conn *conn, struct report *r)
 {
+        struct sheaf_daemon *d = conn->daemon;
         struct sheaf_store_stats st;
         struct sheaf_arena_pool_stats pool;
         struct sheaf_reg_dataset *ds;
@@ -409,10 +426,18 @@ static void fill_conditions(struct sheaf_daemon *d, struct report *r)
                         "they have not let go of it",
                         "see the clients below; end those that hang");
         for (ds = sheaf_registry_first(d->registry); ds;
-                ds = TAILQ_NEXT(ds, link))
-                if (ds->attachment == SHEAF_DETACHED)
-                        condition(r, "an origin is detached", ds->detached_why,
-                                "sheaf update NAME DIR presents it again");
+                ds = TAILQ_NEXT(ds, link)) {
+                char what[256];
+
+                /* To others it does not exist. */
+                if (ds->attachment != SHEAF_DETACHED ||
+                        !sheaf_registry_may_read(ds, &conn->who))
+                        continue;
+                snprintf(what, sizeof(what), "the origin of '%s' is detached",
+                        ds->record->name);
+                condition(r, what, ds->detached_why,
+                        "sheaf update NAME DIR presents it again");
+        }
 }
 
 static void fill_client(struct report *r, struct sheaf_conn *conn)
@@ -469,7 +494,7 @@ void sheaf_verb_get_status(struct sheaf_conn *conn, struct sheaf_wire_msg *msg)
         arena_metrics(s);
         store_metrics(s);
         server_metrics(s);
-        fill_conditions(d, r);
+        fill_conditions(conn, r);
         for (each = sheaf_server_first(d->server); each;
                 each = LIST_NEXT(each, link))
                 if (each != conn && may_see(conn, each))

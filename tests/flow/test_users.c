@@ -205,9 +205,36 @@ Test(users, existence_is_not_told)
                              "sheaf ls --json"),
                 0);
         cr_assert(!strstr(flow.last.out, "hidden"), "%s", flow.last.out);
+        /* A sum over everybody's chunks would tell who has equal ones. */
+        cr_assert_eq(flow_run_as(OTHER, 0,
+                             "sheaf stats --json; sheaf status --json"),
+                0);
+        cr_assert(!strstr(flow.last.out, "payload_bytes"), "%s", flow.last.out);
+        cr_assert(!strstr(flow.last.out, "disk.chunks"), "%s", flow.last.out);
+        cr_assert_gt(flow_stat("disk.payload_bytes"), 0, "root sees it");
         /* The name is free for others, too. */
         cr_assert_eq(flow_run_as(OTHER, 0, "sheaf add hidden %s", flow.origin),
                 0, "%s", flow.last.err);
+        flow_stop();
+}
+
+Test(users, detached_origins_of_others_are_not_told)
+{
+        flow_file(1, BYTES, "in/f");
+        flow_start();
+        cr_assert_eq(
+                flow_run_as(OWNER, 0, "sheaf add hidden %s/in", flow.origin),
+                0);
+        flow_stop();
+        flow_ok("mv %s/in %s/out && mkdir %s/in", flow.origin, flow.origin,
+                flow.origin);
+        flow_start();
+        cr_assert_neq(flow_run_as(OWNER, 0, "sheaf warmup hidden"), 0);
+        cr_assert_eq(flow_run_as(OWNER, 0, "sheaf status"), 0);
+        cr_assert(strstr(flow.last.out, "'hidden' is detached"), "%s",
+                flow.last.out);
+        cr_assert_eq(flow_run_as(OTHER, 0, "sheaf status"), 0);
+        cr_assert(!strstr(flow.last.out, "detached"), "%s", flow.last.out);
         flow_stop();
 }
 
