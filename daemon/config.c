@@ -121,6 +121,15 @@ static int set_size(uint64_t *to, const char *name, const char *value)
         return 0;
 }
 
+/* Zero would be taken for "not given", and the default is larger. */
+static int set_memory(uint64_t *to, const char *value)
+{
+        if (sheaf_size_parse(value, to) || !*to)
+                return bad("memory", value,
+                        "a size such as 512MiB or 64GiB, at least 32MiB");
+        return 0;
+}
+
 static int set_deadline(struct sheaf_config *config, const char *value)
 {
         char *end;
@@ -160,7 +169,7 @@ static int apply(struct sheaf_config *config, int setting, const char *value)
         case READER:
                 return set_path(&config->reader, value);
         case MEMORY:
-                return set_size(&config->memory_bytes, "memory", value);
+                return set_memory(&config->memory_bytes, value);
         case DISK:
                 config->disk_is_default = false;
                 return set_size(&config->disk_bytes, "disk", value);

@@ -46,7 +46,7 @@ struct tour {
         bool seal, ended, held, disk, walked;
         uint64_t lane;
         uint64_t rate_bytes, started_bytes;
-        uint64_t done_chunks, done_bytes, cached_bytes, errors;
+        uint64_t done_chunks, done_bytes, cached_bytes, errors, off_disk;
         int64_t started_ns;
 };
 
@@ -171,6 +171,12 @@ static void tour_finish(struct tour *t)
                 tour_fail(t, -EIO, "some files could not be fetched");
                 return;
         }
+        if (t->off_disk) {
+                tour_fail(t, -ENOSPC,
+                        "not all of it is on disk: there is no disk tier, or "
+                        "it is full or too small; see: sheaf status");
+                return;
+        }
         if (!t->seal) {
                 answer_info(t);
                 return;
@@ -202,6 +208,21 @@ static void count_chunk(
                 t->cached_bytes += len;
 }
 
+/* Whether the chunk needs nothing more. */
+static bool is_there(struct tour *t, uint32_t entry, uint32_t index)
+{
+        struct sheaf_reg_version *v = t->opening.version;
+        uint64_t chunk = v->fetch.listing.entries[entry].first_chunk + index;
+
+        if (t->seal)
+                return sheaf_digest_known(
+                        sheaf_version_digest(v->fetch.stored, chunk));
+        if (sheaf_version_on_disk(v->fetch.stored, chunk))
+                return true;
+        return !t->disk && t->lodging &&
+               sheaf_table_block(t->lodging->residence.table, chunk);
+}
+
 static void chunk_done(
         struct sheaf_fetch *fetch, int rc, const void *bytes, const char *why)
 {
@@ -212,6 +233,8 @@ static void chunk_done(
         slot->busy = false;
         t->under_way--;
         count_chunk(t, fetch->entry, fetch->index, false);
+        if (!rc && t->disk && !is_there(t, fetch->entry, fetch->index))
+                t->off_disk++;
         /* No room in the arena is no failure: the disk has it, or the next
          * reader fetches it. */
         if (rc && rc != -ENOBUFS) {
@@ -232,21 +255,6 @@ static void chunk_done(
                 tour_finish(t);
         else
                 wake(t);
-}
-
-/* Whether the chunk needs nothing more. */
-static bool is_there(struct tour *t, uint32_t entry, uint32_t index)
-{
-        struct sheaf_reg_version *v = t->opening.version;
-        uint64_t chunk = v->fetch.listing.entries[entry].first_chunk + index;
-
-        if (t->seal)
-                return sheaf_digest_known(
-                        sheaf_version_digest(v->fetch.stored, chunk));
-        if (sheaf_version_on_disk(v->fetch.stored, chunk))
-                return true;
-        return !t->disk && t->lodging &&
-               sheaf_table_block(t->lodging->residence.table, chunk);
 }
 
 /* Bytes that may have been started by now under the wished rate. */

@@ -119,6 +119,9 @@ Test(limits, no_disk)
         flow_ok("sheaf add data %s", flow.origin);
         read_all(20, LARGE);
         cr_assert_eq(flow_stat("disk.payload_bytes"), 0);
+        cr_assert_neq(flow_run("sheaf warmup --disk data f001"), 0,
+                "there is no disk that it could be on");
+        cr_assert(strstr(flow.last.err, "no disk tier"), "%s", flow.last.err);
         cr_assert_leq(flow_du(flow.cache), UINT64_C(4) << 20);
         cr_assert_leq(flow_stat("arena.bytes"), 64 << 20);
         flow_stop();
@@ -197,8 +200,8 @@ Test(limits, floor_and_full_file_system)
 
 Test(limits, impossible_ones_are_refused)
 {
-        static const char *const bad[] = { "--memory -1", "--disk -5",
-                "--memory 1KiB", "--memory lots", "--deadline 0",
+        static const char *const bad[] = { "--memory -1", "--memory 0",
+                "--disk -5", "--memory 1KiB", "--memory lots", "--deadline 0",
                 "--deadline -3", "--disk 12XB" };
 
         for (size_t i = 0; i < SHEAF_ARRAY_LEN(bad); i++) {
