@@ -178,6 +178,12 @@ Test(cli, text_of_every_verb)
         flow_ok("sheaf warmup data d1 --quiet");
         flow_ok("sheaf warmup data --check | grep -E '[0-9]'");
         flow_ok("sheaf stats | grep -w data");
+        flow_ok("sheaf ls data | grep 'number 1; 1 kept'");
+        flow_mount("data", flow.mount);
+        flow_ok("cat %s/d1/f1 >/dev/null", flow.mount);
+        /* No rate of what the page cache leaves over. */
+        flow_ok("sheaf stats | grep -E '^mount:data:[0-9]+ +- '");
+        flow_umount(flow.mount);
         flow_ok("sheaf stats data --watch=1 | head -n 5 | grep -c . ");
         flow_ok("sheaf status | grep '%s'", flow.cache);
         flow_ok("sheaf seal data");

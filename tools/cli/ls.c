@@ -57,7 +57,7 @@ static void print_details(const Sheaf__DatasetInfo *info)
         printf("  %-10s ", "version");
         for (size_t i = 0; i < info->uuid.len && i < 16; i++)
                 printf("%02x", info->uuid.data[i]);
-        printf(" (%llu of %u kept)\n", (unsigned long long)info->serial,
+        printf(" (number %llu; %u kept)\n", (unsigned long long)info->serial,
                 info->versions);
         printf("  %-10s %s, in %s directories\n", "files",
                 cli_count_text(info->files, a), cli_count_text(info->dirs, b));

@@ -163,7 +163,12 @@ static void print_clients(const struct view *view)
                 double misses = get(view, "misses", "", names[i]);
 
                 cli_table_add(table, "%s", names[i]);
-                add_rate(table, hits, misses);
+                /* Of a mount's reads only what the page cache lacked is seen:
+                 * a rate of these would say nothing. */
+                if (strncmp(names[i], "mount:", 6))
+                        add_rate(table, hits, misses);
+                else
+                        cli_table_add(table, "-");
                 cli_table_add_count(table, (uint64_t)hits);
                 add_flow(table, view,
                         get(view, "arena.hit_bytes", "", names[i]));
