@@ -194,6 +194,10 @@ static void read_dir(fuse_req_t req, fuse_ino_t ino, size_t cap_bytes,
 
         if (!rc && !S_ISDIR(fs->source.listing->entries[dir].mode))
                 rc = -ENOTDIR;
+        /* Empty would be a lie. */
+        if (!rc && fs->source.listing->entries[dir].flags &
+                           SHEAF_LISTING_UNREADABLE)
+                rc = -EACCES;
         if (!rc && offset < 0)
                 rc = -EINVAL;
         if (!rc) {

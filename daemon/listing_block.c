@@ -268,6 +268,10 @@ int sheaf_listing_root_digest(const struct sheaf_listing *listing,
                 size_t len;
                 const char *text = sheaf_listing_name(listing, i, &len);
 
+                if (e->flags & SHEAF_LISTING_UNREADABLE) {
+                        sheaf_hasher_free(hasher);
+                        return -EACCES;
+                }
                 feed_u64(hasher, e->parent);
                 feed_u64(hasher, e->mode);
                 feed_u64(hasher, len);

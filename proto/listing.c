@@ -186,7 +186,11 @@ static bool common_fields_good(
                 (e->ctime_packed & NSEC_MASK) > 999999999)
                 return false;
         if (e->flags & ~(SHEAF_LISTING_HARDLINK | SHEAF_LISTING_ESCAPES |
-                               SHEAF_LISTING_RECENT | SHEAF_LISTING_FOLLOWED))
+                               SHEAF_LISTING_RECENT | SHEAF_LISTING_FOLLOWED |
+                               SHEAF_LISTING_UNREADABLE))
+                return false;
+        if (e->flags & SHEAF_LISTING_UNREADABLE &&
+                (!S_ISDIR(e->mode) || e->child_count))
                 return false;
         if (e == view->entries)
                 return e->node == SHEAF_LISTING_NODE_ROOT && !e->parent &&
@@ -364,6 +368,8 @@ int sheaf_listing_child(const struct sheaf_listing *listing, uint32_t dir,
 
         if (!S_ISDIR(e->mode))
                 return -ENOTDIR;
+        if (e->flags & SHEAF_LISTING_UNREADABLE)
+                return -EACCES;
         lo = e->first_child;
         hi = e->first_child + e->child_count;
         while (lo < hi) {

@@ -75,6 +75,9 @@ enum sheaf_listing_flag {
         SHEAF_LISTING_RECENT = 1 << 2,
         /* A link that --follow replaced by its target. */
         SHEAF_LISTING_FOLLOWED = 1 << 3,
+        /* A directory that its owner may not list: it has no children here,
+         * and asking for some is -EACCES. */
+        SHEAF_LISTING_UNREADABLE = 1 << 4,
 };
 
 /* 72 bytes. @origin_ino, @size_bytes, mtime and ctime are the identity of
@@ -249,6 +252,10 @@ SHEAF_MUST_CHECK int sheaf_listing_builder_add_dir(
  * 0 when all are done; begin with after = 0 for the root's first child. */
 uint32_t sheaf_listing_builder_next_dir(
         const struct sheaf_listing_builder *builder, uint32_t after);
+
+/* Says that directory @dir, to which nothing was added, cannot be listed. */
+void sheaf_listing_builder_unreadable(
+        struct sheaf_listing_builder *builder, uint32_t dir);
 
 /* Path of entry @index while building, as sheaf_listing_path(). */
 size_t sheaf_listing_builder_path(const struct sheaf_listing_builder *builder,

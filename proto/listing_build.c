@@ -382,6 +382,12 @@ uint32_t sheaf_listing_builder_next_dir(
         return 0;
 }
 
+void sheaf_listing_builder_unreadable(
+        struct sheaf_listing_builder *b, uint32_t dir)
+{
+        b->entries[dir].flags |= SHEAF_LISTING_UNREADABLE;
+}
+
 size_t sheaf_listing_builder_path(const struct sheaf_listing_builder *b,
         uint32_t index, char *buf, size_t cap_bytes)
 {

@@ -419,6 +419,7 @@ static int list_dir(struct walker *w, uint32_t dir)
         case -EPERM:
                 w->summary->unreadable_dirs++;
                 name_first(w, "", w->summary->first_unreadable);
+                sheaf_listing_builder_unreadable(w->builder, dir);
                 return 0;
         case -ENOENT: /* gone, maybe since it was opened, or another thing now
                        */

@@ -157,7 +157,10 @@ static void root_done(uv_work_t *work, int status)
         }
         free(copy);
         if (rc)
-                tour_fail(t, rc, "the root digest cannot be recorded");
+                tour_fail(t, rc,
+                        rc == -EACCES ? "a directory cannot be read by the "
+                                        "owner, so the whole has no digest"
+                                      : "the root digest cannot be recorded");
         else
                 answer_info(t);
 }

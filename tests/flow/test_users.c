@@ -282,6 +282,29 @@ Test(users, origin_is_read_as_the_owner)
         flow_stop();
 }
 
+Test(users, a_directory_that_the_owner_cannot_list_is_no_empty_one)
+{
+        flow_file(1, BYTES, "open/f");
+        flow_file(2, BYTES, "closed/f");
+        flow_ok("chown 1001 %s/closed && chmod 700 %s/closed", flow.origin,
+                flow.origin);
+        flow_start();
+        /* Root's reader has no more rights than the modes give it. */
+        flow_ok("sheaf add data %s", flow.origin);
+        flow_mount("data", flow.mount);
+        flow_ok("cat %s/open/f >/dev/null && stat %s/closed", flow.mount,
+                flow.mount);
+        cr_assert_neq(flow_run("ls %s/closed", flow.mount), 0);
+        cr_assert(strstr(flow.last.err, "ermission"), "%s", flow.last.err);
+        cr_assert_neq(flow_run("cat %s/closed/f", flow.mount), 0);
+        cr_assert(strstr(flow.last.err, "ermission"), "%s", flow.last.err);
+        cr_assert_neq(flow_run("sheaf seal data"), 0);
+        flow_ok("chmod 755 %s/closed && sheaf update data && sheaf seal data",
+                flow.origin);
+        flow_umount(flow.mount);
+        flow_stop();
+}
+
 Test(users, sharing_what_others_cannot_reach_needs_force)
 {
         flow_file(1, BYTES, "inner/f");

@@ -137,6 +137,8 @@ Test(listing, golden_fields)
         X(dir_size, E(2).size_bytes = 1)                                       \
         X(dir_ordinal, E(2).file_ordinal = 1)                                  \
         X(dir_link, E(2).flags = SHEAF_LISTING_HARDLINK)                       \
+        X(dir_closed, E(2).flags = SHEAF_LISTING_UNREADABLE)                   \
+        X(file_closed, E(1).flags |= SHEAF_LISTING_UNREADABLE)                 \
         X(link_size, E(3).size_bytes = 2)                                      \
         X(link_empty, E(3).size_bytes = E(3).target_len_bytes = 0)             \
         X(link_far, E(3).target_offset_bytes = UINT32_MAX)                     \

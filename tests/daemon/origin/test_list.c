@@ -222,6 +222,7 @@ Test(origin_list, follow_makes_files_of_leaving_links)
 Test(origin_list, unreadable_directories_are_kept_and_named)
 {
         char full[4096];
+        uint32_t index;
 
         if (geteuid())
                 cr_skip("becomes another user: needs root");
@@ -240,6 +241,10 @@ Test(origin_list, unreadable_directories_are_kept_and_named)
         cr_assert_eq(
                 tree.listing.entries[tree_find(&tree, "closed")].mode & 0777,
                 0711);
+        cr_assert_eq(tree.listing.entries[tree_find(&tree, "closed")].flags,
+                SHEAF_LISTING_UNREADABLE);
+        cr_assert_eq(sheaf_listing_find(&tree.listing, "closed/f", 8, &index),
+                -EACCES);
         tree_free(&tree);
 }
 
