@@ -143,7 +143,9 @@ static int start(struct sheaf_daemon *d)
 
         if (rc)
                 return sheaf_log_rc(rc, SHEAF_LOG_ERROR, "cache not opened",
-                        "dir=%s", d->config->cache_dir);
+                        "dir=%s remedy=\"a directory that can be written, by "
+                        "--cache or SHEAF_CACHE_DIR; see: sheaf doctor\"",
+                        d->config->cache_dir);
         rc = open_pool(d);
         if (rc)
                 return sheaf_log_rc(rc, SHEAF_LOG_ERROR, "no shared memory",

@@ -149,6 +149,12 @@ Test(cli, json_of_every_verb)
         snprintf(line, sizeof(line), "mount data %s", flow.mount);
         json_decref(json_of(0, line));
         cr_assert_eq(flow_check(flow_path("mount/d1/f1"), 1, BYTES, 4096), 0);
+        root = json_of(5, line);
+        cr_assert(strstr(json_string_value(json_object_get(
+                                 json_object_get(root, "error"), "message")),
+                          "mounted here already"),
+                "%s", flow.last.out);
+        json_decref(root);
         snprintf(line, sizeof(line), "umount %s", flow.mount);
         json_decref(json_of(0, line));
         snprintf(line, sizeof(line), "grant data --dir %s", flow.base);

@@ -11,6 +11,7 @@
 
 #include <limits.h>
 #include <stdio.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 
 #ifndef SHEAF_LIBEXECDIR
@@ -68,11 +69,35 @@ static int become(const struct cli *cli, const char **argv)
                 strerror(-rc));
 }
 
+/* What the mount process said: goes to stderr, and its first line is the cause
+ * that the object tells. A file, not a pipe: that process may live on. */
+static void pass_on(int words_fd, const char *name, char *cause, size_t cap)
+{
+        char buf[4096];
+        ssize_t n = words_fd < 0 ? 0 : pread(words_fd, buf, sizeof(buf) - 1, 0);
+        size_t skip = strlen(PROGRAM ": ");
+
+        snprintf(cause, cap, "'%s' could not be mounted", name);
+        if (n <= 0)
+                return;
+        buf[n] = '\0';
+        fputs(buf, stderr);
+        buf[strcspn(buf, "\n")] = '\0';
+        if (strncmp(buf, PROGRAM ": ", skip))
+                skip = 0;
+        snprintf(cause, cap, "'%s' could not be mounted: %s", name, buf + skip);
+}
+
 /* With --json somebody must be left to print the object. */
 static int run_and_tell(const struct cli *cli, const char **argv,
         const char *name, const char *dir)
 {
         sheaf_autofree char *path = NULL;
+        sheaf_autofd int words_fd =
+                cli_flag(cli, "foreground")
+                        ? -1
+                        : memfd_create("words", MFD_CLOEXEC);
+        char cause[4200];
         pid_t pid = fork();
         int status;
         json_t *o;
@@ -84,16 +109,19 @@ static int run_and_tell(const struct cli *cli, const char **argv,
                 struct cli child = *cli;
 
                 child.json = false;
+                if (words_fd >= 0)
+                        dup2(words_fd, STDERR_FILENO);
                 _exit(become(&child, argv));
         }
         while (waitpid(pid, &status, 0) < 0)
                 if (errno != EINTR)
                         return CLI_MOUNT_FAILED;
+        pass_on(words_fd, name, cause, sizeof(cause));
         if (!WIFEXITED(status) || WEXITSTATUS(status))
                 return cli_fail(cli,
                         WIFEXITED(status) ? WEXITSTATUS(status)
                                           : CLI_MOUNT_FAILED,
-                        EIO, "'%s' could not be mounted", name);
+                        EIO, "%s", cause);
         if (sheaf_mounts_absolute(dir, &path))
                 path = NULL;
         o = json_object();
