@@ -290,7 +290,8 @@ static int default_reader(struct sheaf_config *config)
 
         if (n > 0) {
                 static const char *const beside[] = { "/sheaf-reader",
-                        "/origin/sheaf-reader" };
+                        "/origin/sheaf-reader",
+                        "/../libexec/sheaf/sheaf-reader" };
 
                 path[n] = 0;
                 slash = strrchr(path, '/');
