@@ -3,6 +3,8 @@
 #ifndef SHEAF_BENCH_SETUP_H
 #define SHEAF_BENCH_SETUP_H
 
+#include <stdint.h>
+
 /* Unmounts, stops the daemon, removes the directory; idempotent. */
 void bench_setup_end(void);
 /* CPU time of the daemon's threads and of its readers; 0: no daemon. */
