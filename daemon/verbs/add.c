@@ -7,7 +7,9 @@
  *  1 one listing a dataset at a time
  *  2 nothing of a failed add stays; a failed update leaves the version that
  *    was there
- *  3 when the client goes away the work is given up
+ *  3 add --share without --force fails when those users could not read all
+ *    that is listed; update, which finds the dataset shared, tells it
+ *  4 when the client goes away the work is given up
  *
  * Threads: loop thread; the check runs on the pool. */
 #include "daemon/verbs/verbs.h"
@@ -37,7 +39,12 @@ struct listing_job {
         struct sheaf_listing_block block;
         struct sheaf_listing_pairs pairs;
         int rc;
-        bool fresh;     /* add: the dataset goes when this fails */
+        bool fresh; /* add: the dataset goes when this fails */
+        bool force; /* add: share what others could not read, too */
+        enum sheaf_share kind;
+        gid_t gid;
+        uint64_t private_count; /* listed and not for all who may read */
+        char private_text[400];
         bool unchanged; /* update: the version before tells the same tree */
         bool prev_held;
         bool at_origin; /* the reader lists */
@@ -114,6 +121,9 @@ static void tell_summary(struct listing_job *job)
                 sheaf_conn_finding(conn, job->call.id, "unreadable",
                         s->first_unreadable, strlen(s->first_unreadable), text);
         }
+        if (job->private_count)
+                sheaf_conn_finding(conn, job->call.id, "private", "", 0,
+                        job->private_text);
         if (s->skipped_special) {
                 snprintf(text, sizeof(text),
                         "%llu sockets, pipes or devices were left out",
@@ -178,12 +188,21 @@ static void job_keep(struct listing_job *job)
 static void check_work(uv_work_t *work)
 {
         struct listing_job *job = work->data;
+        uint32_t first = 0;
 
         job->rc = sheaf_listing_block_import(job->claim_fd,
                 job->prev_held ? &job->opening.version->fetch.listing : NULL,
                 job->record->serial, job->record->uuid.data, job->path,
                 &job->block, &job->pairs);
-        if (!job->rc && job->prev_held)
+        if (job->rc)
+                return;
+        job->private_count = sheaf_share_private(
+                &job->block.listing, job->kind, job->gid, &first);
+        if (job->private_count)
+                sheaf_share_private_text(&job->block.listing,
+                        job->private_count, first, job->private_text,
+                        sizeof(job->private_text));
+        if (job->prev_held)
                 job->unchanged =
                         sheaf_listing_same(&job->opening.version->fetch.listing,
                                 &job->block.listing);
@@ -201,6 +220,12 @@ static void check_done(uv_work_t *work, int status)
                 job_fail(job, job->rc, "the reader gave an invalid listing");
         else if (job->rc)
                 job_fail(job, job->rc, "the listing cannot be stored");
+        else if (job->private_count && job->fresh && !job->force)
+                job_fail(job, -EPERM,
+                        strncat(job->private_text,
+                                "; --force shares it all the same",
+                                sizeof(job->private_text) -
+                                        strlen(job->private_text) - 1));
         else if (job->unchanged)
                 job_keep(job);
         else
@@ -231,6 +256,8 @@ static void listed(struct sheaf_origin_list *list, int rc, int memfd,
         job->record->skipped_special = summary->skipped_special;
         job->record->unreadable =
                 summary->unreadable_dirs + summary->unreadable_files;
+        job->kind = (enum sheaf_share)job->dataset->record->share_kind;
+        job->gid = job->dataset->record->share_gid;
         job->work.data = job;
         rc = uv_queue_work(
                 job->daemon->loop, &job->work, check_work, check_done);
@@ -333,9 +360,9 @@ static void prev_opened(struct sheaf_opening *opening, int rc)
                 job_fail(job, rc, "the origin cannot be listed");
 }
 
-/* Begins a listing job; @fresh for add. */
+/* Begins a listing job; @fresh for add, @force as it was said there. */
 static void job_begin(struct sheaf_conn *conn, uint64_t id,
-        struct sheaf_reg_dataset *ds, bool fresh)
+        struct sheaf_reg_dataset *ds, bool fresh, bool force)
 {
         struct listing_job *job = sheaf_new(struct listing_job, 1);
         int rc =
@@ -351,6 +378,7 @@ static void job_begin(struct sheaf_conn *conn, uint64_t id,
         job->daemon = conn->daemon;
         job->dataset = ds;
         job->fresh = fresh;
+        job->force = force;
         job->claim_fd = -1;
         job->block.memfd = -1;
         ds->listing = true;
@@ -427,7 +455,7 @@ void sheaf_verb_add_dataset(struct sheaf_conn *conn, struct sheaf_wire_msg *msg)
         }
         ds->record->share_kind = kind;
         ds->record->share_gid = gid;
-        job_begin(conn, id, ds, true);
+        job_begin(conn, id, ds, true, add->force);
 }
 
 void sheaf_verb_update_dataset(
@@ -465,5 +493,5 @@ void sheaf_verb_update_dataset(
                 /* The owner wants what is at the recorded path now. */
                 sheaf_registry_detach(ds);
         }
-        job_begin(conn, id, ds, false);
+        job_begin(conn, id, ds, false, false);
 }

@@ -2,8 +2,9 @@
 /* Who may read a dataset.
  *
  *  1 a domain is widened without --force only to those who could reach and
- *    read the origin's root themselves: by its mode and by the modes of all
- *    directories above, as far as this daemon can look
+ *    read the origin themselves: its root by the modes of all directories
+ *    above, as far as this daemon can look, and all that is listed by the
+ *    modes in the listing
  *
  * Threads: loop thread. */
 #include "daemon/verbs/verbs.h"
@@ -12,6 +13,8 @@
 
 #include <fcntl.h>
 #include <grp.h>
+#include <limits.h>
+#include <stdio.h>
 #include <sys/stat.h>
 
 #define DEPTH_MAX 256
@@ -54,12 +57,50 @@ int sheaf_share_parse(
 
 /* Whether the domain has all of @bits (r 4, x 1) of a directory. A member of
  * the group is judged by the group's bits alone, as the kernel does. */
+static bool mode_allows(mode_t mode, gid_t owning, enum sheaf_share kind,
+        gid_t gid, mode_t bits)
+{
+        if (kind == SHEAF_SHARE_GROUP && owning == gid)
+                return (mode >> 3 & bits) == bits;
+        return (mode & bits) == bits;
+}
+
 static bool allows(
         const struct stat *st, enum sheaf_share kind, gid_t gid, mode_t bits)
 {
-        if (kind == SHEAF_SHARE_GROUP && st->st_gid == gid)
-                return (st->st_mode >> 3 & bits) == bits;
-        return (st->st_mode & bits) == bits;
+        return mode_allows(st->st_mode, st->st_gid, kind, gid, bits);
+}
+
+uint64_t sheaf_share_private(const struct sheaf_listing *listing,
+        enum sheaf_share kind, gid_t gid, uint32_t *ret_first)
+{
+        uint64_t count = 0;
+
+        if (kind == SHEAF_SHARE_OWNER)
+                return 0;
+        for (uint32_t i = 1; i < listing->entry_count; i++) {
+                const struct sheaf_listing_entry *e = &listing->entries[i];
+
+                if (S_ISLNK(e->mode) ||
+                        mode_allows(e->mode, listing->owners[e->owner].gid,
+                                kind, gid, S_ISDIR(e->mode) ? 5 : 4))
+                        continue;
+                if (!count++)
+                        *ret_first = i;
+        }
+        return count;
+}
+
+void sheaf_share_private_text(const struct sheaf_listing *listing,
+        uint64_t count, uint32_t first, char *buf, size_t cap_bytes)
+{
+        char path[PATH_MAX];
+
+        sheaf_listing_path(listing, first, path, sizeof(path));
+        snprintf(buf, cap_bytes,
+                "%llu files and directories, %.200s the first, could not be "
+                "read by those users themselves",
+                (unsigned long long)count, path);
 }
 
 bool sheaf_share_covered(int root_fd, enum sheaf_share kind, gid_t gid)
@@ -86,6 +127,95 @@ bool sheaf_share_covered(int root_fd, enum sheaf_share kind, gid_t gid)
                 st = up;
         }
         return false;
+}
+
+/* A change that waits for the listing. */
+struct sharing {
+        struct sheaf_call call; /* first */
+        struct sheaf_opening opening;
+        struct sheaf_reg_dataset *dataset;
+        enum sheaf_share kind;
+        gid_t gid;
+};
+
+static void record(struct sheaf_conn *conn, uint64_t id,
+        struct sheaf_reg_dataset *ds, enum sheaf_share kind, gid_t gid)
+{
+        int rc = sheaf_registry_share(ds, kind, gid);
+
+        if (rc)
+                sheaf_conn_error(conn, id, rc,
+                        rc == -EBUSY ? "'%s' is in use; its readers must end "
+                                       "first"
+                                     : "'%s': the change cannot be recorded",
+                        ds->record->name);
+        else
+                sheaf_conn_done(conn, id);
+}
+
+static void sharing_abandon(struct sheaf_call *call)
+{
+        struct sharing *s = (struct sharing *)call;
+
+        sheaf_registry_open_cancel(&s->opening);
+        s->dataset->busy--;
+        free(s);
+}
+
+static void sharing_opened(struct sheaf_opening *opening, int rc)
+{
+        struct sharing *s =
+                (struct sharing *)((char *)opening -
+                                   offsetof(struct sharing, opening));
+        struct sheaf_conn *conn = s->call.conn;
+        uint64_t id = s->call.id, count = 0;
+        const struct sheaf_listing *listing;
+        char text[400];
+        uint32_t first;
+
+        if (!rc) {
+                listing = &opening->version->fetch.listing;
+                count = sheaf_share_private(listing, s->kind, s->gid, &first);
+                if (count)
+                        sheaf_share_private_text(
+                                listing, count, first, text, sizeof(text));
+                sheaf_registry_unhold(opening->version);
+        }
+        sheaf_call_end(&s->call);
+        s->dataset->busy--;
+        if (rc)
+                sheaf_conn_error(conn, id, rc,
+                        "the listing cannot be read; run: sheaf update");
+        else if (s->dataset->removed)
+                sheaf_conn_error(conn, id, -ESTALE, "'%s' was removed",
+                        s->dataset->record->name);
+        else if (count)
+                sheaf_conn_error(conn, id, -EPERM,
+                        "%s; --force shares it all the same", text);
+        else
+                record(conn, id, s->dataset, s->kind, s->gid);
+        free(s);
+}
+
+static void check_and_record(struct sheaf_conn *conn, uint64_t id,
+        struct sheaf_reg_dataset *ds, enum sheaf_share kind, gid_t gid)
+{
+        struct sharing *s = sheaf_new(struct sharing, 1);
+        int rc = s ? sheaf_call_begin(conn, id, &s->call, sharing_abandon)
+                   : -ENOMEM;
+
+        if (rc) {
+                free(s);
+                sheaf_conn_error(conn, id, rc, "too many requests at once");
+                return;
+        }
+        s->dataset = ds;
+        s->kind = kind;
+        s->gid = gid;
+        s->opening.version = sheaf_registry_version(ds, NULL);
+        s->opening.done = sharing_opened;
+        ds->busy++;
+        sheaf_registry_open(&s->opening);
 }
 
 void sheaf_verb_share(struct sheaf_conn *conn, struct sheaf_wire_msg *msg)
@@ -115,13 +245,10 @@ void sheaf_verb_share(struct sheaf_conn *conn, struct sheaf_wire_msg *msg)
                         "themselves; --force shares it all the same");
                 return;
         }
-        rc = sheaf_registry_share(ds, kind, gid);
-        if (rc)
-                sheaf_conn_error(conn, id, rc,
-                        rc == -EBUSY ? "'%s' is in use; its readers must end "
-                                       "first"
-                                     : "'%s': the change cannot be recorded",
-                        share->name);
+        if (kind == SHEAF_SHARE_OWNER || share->force)
+                record(conn, id, ds, kind, gid);
+        else if (!sheaf_registry_version(ds, NULL))
+                sheaf_conn_error(conn, id, -EAGAIN, "still being listed");
         else
-                sheaf_conn_done(conn, id);
+                check_and_record(conn, id, ds, kind, gid);
 }

@@ -37,6 +37,13 @@ SHEAF_MUST_CHECK int sheaf_share_parse(
         const char *text, enum sheaf_share *ret_kind, gid_t *ret_gid);
 /* Whether those whom it names could read the origin's root themselves. */
 bool sheaf_share_covered(int root_fd, enum sheaf_share kind, gid_t gid);
+/* How many files and directories of the listing their modes deny to those;
+ * @ret_first is set when there is one. */
+uint64_t sheaf_share_private(const struct sheaf_listing *listing,
+        enum sheaf_share kind, gid_t gid, uint32_t *ret_first);
+/* Says so in words. */
+void sheaf_share_private_text(const struct sheaf_listing *listing,
+        uint64_t count, uint32_t first, char *buf, size_t cap_bytes);
 
 /* Fills @info with what may be told of a dataset; strings are static or
  * point into @space. */

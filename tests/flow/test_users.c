@@ -282,6 +282,37 @@ Test(users, origin_is_read_as_the_owner)
         flow_stop();
 }
 
+Test(users, sharing_private_files_needs_force)
+{
+        flow_file(1, BYTES, "open/f");
+        flow_file(2, BYTES, "open/secret");
+        cr_assert_eq(flow_run("chown -R 1001 %s && chmod 600 %s/open/secret",
+                             flow.origin, flow.origin),
+                0);
+        flow_start();
+        cr_assert_neq(flow_run_as(OWNER, 0, "sheaf add --share all data %s",
+                              flow.origin),
+                0);
+        cr_assert(strstr(flow.last.err, "open/secret"), "%s", flow.last.err);
+        cr_assert(strstr(flow.last.err, "--force"), "%s", flow.last.err);
+        cr_assert_eq(
+                flow_run_as(OWNER, 0, "sheaf add data %s", flow.origin), 0);
+        cr_assert_neq(flow_run_as(OWNER, 0, "sheaf share data all"), 0);
+        cr_assert(strstr(flow.last.err, "open/secret"), "%s", flow.last.err);
+        cr_assert(strstr(flow.last.err, "--force"), "%s", flow.last.err);
+        cr_assert_eq(errno_by_library(OTHER), ENOENT);
+        flow_ok("chmod 644 %s/open/secret", flow.origin);
+        cr_assert_eq(flow_run_as(OWNER, 0,
+                             "sheaf update data && sheaf share data all"),
+                0, "%s", flow.last.err);
+        flow_ok("chmod 600 %s/open/secret", flow.origin);
+        cr_assert_eq(flow_run_as(OWNER, 0, "sheaf update data"), 0);
+        cr_assert(strstr(flow.last.err, "open/secret") ||
+                          strstr(flow.last.out, "open/secret"),
+                "an update tells what it shares");
+        flow_stop();
+}
+
 Test(users, a_directory_that_the_owner_cannot_list_is_no_empty_one)
 {
         flow_file(1, BYTES, "open/f");
