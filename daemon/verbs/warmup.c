@@ -200,13 +200,14 @@ static void wake(struct tour *t)
 }
 
 static void count_chunk(
-        struct tour *t, uint32_t entry, uint32_t index, bool cached)
+        struct tour *t, uint32_t entry, uint32_t index, bool cached, bool good)
 {
         uint32_t len = sheaf_listing_chunk_len(
                 &t->opening.version->fetch.listing, entry, index);
 
         t->done_chunks++;
-        t->done_bytes += len;
+        if (good)
+                t->done_bytes += len;
         if (cached)
                 t->cached_bytes += len;
 }
@@ -235,7 +236,8 @@ static void chunk_done(
         (void)bytes;
         slot->busy = false;
         t->under_way--;
-        count_chunk(t, fetch->entry, fetch->index, false);
+        count_chunk(
+                t, fetch->entry, fetch->index, false, !rc || rc == -ENOBUFS);
         if (!rc && t->disk && !is_there(t, fetch->entry, fetch->index))
                 t->off_disk++;
         /* No room in the arena is no failure: the disk has it, or the next
@@ -324,7 +326,7 @@ static void tour_more(uv_idle_t *idle)
                         return;
                 }
                 if (is_there(t, entry, index)) {
-                        count_chunk(t, entry, index, true);
+                        count_chunk(t, entry, index, true, true);
                         continue;
                 }
                 rc = start_chunk(t, slot, entry, index);

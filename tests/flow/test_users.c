@@ -271,6 +271,8 @@ Test(users, origin_is_read_as_the_owner)
                 flow_run_as(OWNER, 0, "sheaf add data %s", flow.origin), 0);
         cr_assert_neq(flow_run_as(OWNER, 0, "sheaf warmup data"), 0,
                 "a file of root was read for %d", OWNER);
+        cr_assert(!strstr(flow.last.out, " warm"), "nothing is: %s",
+                flow.last.out);
         cr_assert_eq(flow_stat("origin.bytes"), 0);
         cr_assert_eq(flow_run("chown 1001 %s/f && touch %s/f", flow.origin,
                              flow.origin),
