@@ -36,6 +36,12 @@ static void must_be_caught(const char *build)
 {
         int rc = 0;
 
+#if defined(__SANITIZE_THREAD__)
+        /* The right build must be silent there; seeded bugs hide, since
+         * every access takes many times longer than the race is wide. */
+        printf("SKIP: %s: ThreadSanitizer slows the race away\n", build);
+        return;
+#endif
         for (int i = 0; i < TRIES && rc != 3; i++)
                 rc = litmus(build, "5");
         cr_expect_eq(rc, 3, "%s was not noticed", build);

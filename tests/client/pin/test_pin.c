@@ -274,6 +274,10 @@ Test(pin, hits_make_no_system_call)
         int status;
         pid_t pid;
 
+#if defined(__SANITIZE_THREAD__)
+        printf("SKIP: hits_make_no_system_call: ThreadSanitizer makes some\n");
+        return;
+#endif
         open_all(16 * SHEAF_MIB);
         pid = fork();
         if (pid == 0) {
