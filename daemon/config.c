@@ -121,12 +121,22 @@ static int set_size(uint64_t *to, const char *name, const char *value)
         return 0;
 }
 
-/* Zero would be taken for "not given", and the default is larger. */
+static uint64_t machine_memory(void)
+{
+        return (uint64_t)sysconf(_SC_PHYS_PAGES) *
+               (uint64_t)sysconf(_SC_PAGESIZE);
+}
+
+/* Zero would be taken for "not given", and the default is larger. What the
+ * machine does not have would be found out by the killer of processes. */
 static int set_memory(uint64_t *to, const char *value)
 {
         if (sheaf_size_parse(value, to) || !*to)
                 return bad("memory", value,
                         "a size such as 512MiB or 64GiB, at least 32MiB");
+        if (*to > machine_memory())
+                return bad("memory", value,
+                        "more than the memory of this machine");
         return 0;
 }
 
@@ -276,8 +286,7 @@ static int default_socket(struct sheaf_config *config)
 
 static uint64_t default_memory(void)
 {
-        uint64_t bytes = (uint64_t)sysconf(_SC_PHYS_PAGES) *
-                         (uint64_t)sysconf(_SC_PAGESIZE) / 4;
+        uint64_t bytes = machine_memory() / 4;
 
         return SHEAF_MIN(bytes & ~(64 * SHEAF_MIB - 1), 16 * SHEAF_GIB);
 }

@@ -201,8 +201,9 @@ Test(limits, floor_and_full_file_system)
 Test(limits, impossible_ones_are_refused)
 {
         static const char *const bad[] = { "--memory -1", "--memory 0",
-                "--disk -5", "--memory 1KiB", "--memory lots", "--deadline 0",
-                "--deadline -3", "--disk 12XB" };
+                "--memory 100TiB", "--disk -5", "--memory 1KiB",
+                "--memory lots", "--deadline 0", "--deadline -3",
+                "--disk 12XB" };
 
         for (size_t i = 0; i < SHEAF_ARRAY_LEN(bad); i++) {
                 int rc = flow_run("timeout 5 sheafd --foreground --cache %s "
