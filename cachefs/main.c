@@ -50,6 +50,7 @@ struct server {
         struct mount_args *args;
         struct sheaf_fs *fs;
         _Atomic int verdict_fd; /* to the parent; -1: none waits */
+        atomic_bool ended;      /* the loop is over: nothing to attend */
 };
 
 static const char usage_text[] =
@@ -321,9 +322,13 @@ static void *attend(void *arg)
         own_signals(&set);
         while (sigwait(&set, &sig))
                 ;
+        if (atomic_load(&server->ended))
+                return NULL;
         detach(server);
         while (sigwait(&set, &sig))
                 ;
+        if (atomic_load(&server->ended))
+                return NULL;
         _exit(EXIT_DONE);
 }
 
@@ -343,8 +348,11 @@ static enum exit_code serve(struct server *server)
         rc = pthread_create(&thread, NULL, attend, server);
         if (rc)
                 return fail(EXIT_INTERNAL, "thread: %s", strerror(rc));
-        pthread_detach(thread);
         rc = sheaf_fs_run(server->fs);
+        /* The thread waits for a signal; this one means that all is over. */
+        atomic_store(&server->ended, true);
+        pthread_kill(thread, SIGTERM);
+        pthread_join(thread, NULL);
         if (rc < 0)
                 return fail(EXIT_MOUNT, "%s: connection lost: %s",
                         server->args->dir, strerror(-rc));
