@@ -52,8 +52,7 @@ static bool try_later(int rc)
                rc == -ENOMEM;
 }
 
-/* Deferred: the caller may still use the connection. */
-static void drop_soon(struct sheaf_conn *conn)
+void sheaf_conn_drop_soon(struct sheaf_conn *conn)
 {
         sheaf_conn_drop_queue(conn);
         shutdown(conn->sock, SHUT_RDWR);
@@ -104,7 +103,7 @@ void sheaf_conn_flush(struct sheaf_conn *conn)
                 conn->copy_bytes -= out->copy_bytes;
                 out_free(out);
                 if (rc) {
-                        drop_soon(conn);
+                        sheaf_conn_drop_soon(conn);
                         return;
                 }
         }
@@ -126,7 +125,7 @@ static void send_out(struct sheaf_conn *conn, const Sheaf__Envelope *env,
                 if (rc == -EMSGSIZE)
                         sheaf_log_rc(rc, SHEAF_LOG_ERROR, "message too long",
                                 "body=%d", (int)env->body_case);
-                drop_soon(conn);
+                sheaf_conn_drop_soon(conn);
                 return;
         }
         out = out_new(env, fds, fd_count);
@@ -140,7 +139,7 @@ static void send_out(struct sheaf_conn *conn, const Sheaf__Envelope *env,
                                 "why=\"it does not read its answers\" uid=%u "
                                 "name=%s",
                                 conn->who.uid, conn->name);
-                drop_soon(conn);
+                sheaf_conn_drop_soon(conn);
                 return;
         }
         TAILQ_INSERT_TAIL(&conn->queue, out, link);

@@ -149,6 +149,8 @@ void sheaf_conn_send(struct sheaf_conn *conn, const Sheaf__Envelope *env,
 /* The same for a message whose descriptor holds @copy_bytes of memory. */
 void sheaf_conn_send_copy(struct sheaf_conn *conn, const Sheaf__Envelope *env,
         int fd, uint64_t copy_bytes);
+/* Disconnects soon: the caller may still use the connection. */
+void sheaf_conn_drop_soon(struct sheaf_conn *conn);
 void sheaf_conn_error(struct sheaf_conn *conn, uint64_t id, int rc,
         const char *format, ...) SHEAF_PRINTF(4, 5);
 void sheaf_conn_done(struct sheaf_conn *conn, uint64_t id);

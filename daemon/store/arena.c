@@ -233,6 +233,14 @@ int sheaf_arena_extent(const struct sheaf_arena *arena, uint32_t extent,
         return 0;
 }
 
+int sheaf_arena_extent_lock(
+        const struct sheaf_arena *arena, uint32_t extent, int *ret_fd)
+{
+        if (extent >= arena->extent_end || !arena->extents[extent].map)
+                return -ENOENT;
+        return sheaf_extent_lock(&arena->extents[extent], ret_fd);
+}
+
 /* ---- extents ---- */
 
 uint64_t sheaf_arena_segs_left(const struct sheaf_arena *arena)

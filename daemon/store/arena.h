@@ -83,11 +83,17 @@ void sheaf_arena_free(struct sheaf_arena *arena);
 
 /* Extents live at index * extent_bytes of the clients' reserved range; an
  * index is never used twice in the life of an arena. -ENOENT once dropped.
- * Descriptors are borrowed. @ret_lock_fd is the locked file that travels
- * with the memfd, so that a successor can see whether it is still mapped. */
+ * Descriptors are borrowed. @ret_lock_fd is the daemon's own hold on the
+ * extent's lock file, never to be sent. */
 uint32_t sheaf_arena_extent_end(const struct sheaf_arena *arena);
 SHEAF_MUST_CHECK int sheaf_arena_extent(const struct sheaf_arena *arena,
         uint32_t extent, int *ret_fd, int *ret_lock_fd);
+/* A hold on that lock file for one client, which travels with the memfd, so
+ * that a successor can see whether the extent is still mapped: an open file
+ * of its own, for reading, locked. The caller closes it. -ENOENT once
+ * dropped; -errno of open and flock. */
+SHEAF_MUST_CHECK int sheaf_arena_extent_lock(
+        const struct sheaf_arena *arena, uint32_t extent, int *ret_fd);
 
 /* ---- spaces: a dataset's share of an arena ---- */
 

@@ -211,6 +211,8 @@ struct sheaf_ghost {
  * file. -ENOMEM, -EMFILE and others of the system. */
 int sheaf_extent_make(
         struct sheaf_arena_pool *pool, struct sheaf_extent *ret_extent);
+/* Another open file of the lock file, for reading, locked too. */
+int sheaf_extent_lock(const struct sheaf_extent *extent, int *ret_fd);
 /* Unmaps and closes; memory lives on while a client maps it. */
 void sheaf_extent_close(
         struct sheaf_arena_pool *pool, struct sheaf_extent *extent);

@@ -5,7 +5,8 @@
  *  2 the daemon's writable mapping is older than the seals: they forbid any
  *    later one, the daemon's own too
  *  3 a descriptor of a locked file travels with each extent; its lock lasts
- *    until the last copy of the descriptor is closed
+ *    until the last copy of the descriptor is closed. Each client gets an
+ *    open file of its own, for reading: it can end its own lock only
  *
  * Pages of a segment are taken when it is first used, by one call that can
  * fail, so that a write to it later cannot. Loop thread. */
@@ -156,6 +157,21 @@ static int lock_file(const char *dir, int *ret_fd)
                 if (fd >= 0)
                         unlink(path);
         }
+        if (fd < 0)
+                return -errno;
+        if (flock(fd, LOCK_SH | LOCK_NB) < 0)
+                return -errno;
+        *ret_fd = sheaf_steal_fd(&fd);
+        return 0;
+}
+
+int sheaf_extent_lock(const struct sheaf_extent *extent, int *ret_fd)
+{
+        char path[32];
+        sheaf_autofd int fd = -1;
+
+        snprintf(path, sizeof(path), "/proc/self/fd/%d", extent->lock_fd);
+        fd = open(path, O_RDONLY | O_CLOEXEC);
         if (fd < 0)
                 return -errno;
         if (flock(fd, LOCK_SH | LOCK_NB) < 0)

@@ -56,11 +56,24 @@ static void send_extents(struct sheaf_conn *conn, struct sheaf_domain *domain,
         Sheaf__Envelope env = SHEAF__ENVELOPE__INIT;
         Sheaf__Extents body = SHEAF__EXTENTS__INIT;
         int fds[SHEAF_WIRE_FDS_MAX];
+        size_t taken = 0;
+        int own_lock, rc = 0;
 
-        for (size_t i = 0; i < count; i++)
-                if (sheaf_arena_extent(domain->arena, extents[i], &fds[2 * i],
-                            &fds[2 * i + 1]))
-                        return;
+        for (; taken < count && !rc; taken += !rc) {
+                rc = sheaf_arena_extent(domain->arena, extents[taken],
+                        &fds[2 * taken], &own_lock);
+                if (!rc)
+                        rc = sheaf_arena_extent_lock(domain->arena,
+                                extents[taken], &fds[2 * taken + 1]);
+        }
+        if (rc) {
+                /* It would meet words that lead to what it cannot map. */
+                sheaf_log_rc(rc, SHEAF_LOG_ERROR, "client dropped",
+                        "why=\"an extent's lock cannot be given\" pid=%d",
+                        conn->who.pid);
+                sheaf_conn_drop_soon(conn);
+                goto out;
+        }
         body.arena = domain->number;
         body.n_extent = count;
         body.extent = extents;
@@ -68,6 +81,9 @@ static void send_extents(struct sheaf_conn *conn, struct sheaf_domain *domain,
         env.body_case = SHEAF__ENVELOPE__BODY_EXTENTS;
         env.extents = &body;
         sheaf_conn_send(conn, &env, fds, 2 * count);
+out:
+        for (size_t i = 0; i < taken; i++)
+                close(fds[2 * i + 1]);
 }
 
 static void send_all_extents(
