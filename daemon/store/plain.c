@@ -294,6 +294,8 @@ void sheaf_plain_forget_chunk(
         if (note_chunk(store, plain, index, &none))
                 store->stats.io_errors++; /* the hash still guards it */
         plain->digests[index] = none;
+        if (plain->changed)
+                plain->changed[index] = true;
         plain->present--;
         plain->fresh = false;
         store->stats.chunks--;
@@ -331,6 +333,8 @@ static void write_done(struct sheaf_disk_io *io, int rc)
                         store->stats.payload_bytes += io->len_bytes;
                 }
                 plain->digests[op->index] = p->digest;
+                if (plain->changed)
+                        plain->changed[op->index] = true;
                 sheaf_store_published(store, op->write, &p->place);
                 sheaf_space_degraded(store, 0);
                 if (sheaf_plain_complete(plain))

@@ -6,7 +6,9 @@
  *    written in this run, or hashed again here; and after it was synced
  *  2 the mark names inode, size, mtime and ctime of then; a file that
  *    differs is unchecked
- *  3 it is opened through a private read-only mount, since a descriptor of
+ *  3 what a read dropped, or a write replaced, while a check ran is no longer
+ *    what the check saw: it neither counts that nor drops it
+ *  4 it is opened through a private read-only mount, since a descriptor of
  *    another kind can be reopened for writing by root in a container */
 #include "daemon/store/private.h"
 
@@ -23,7 +25,7 @@ struct check {
         struct sheaf_store *store;
         struct sheaf_plain *plain;
         struct sheaf_digest *digests; /* as they were at the start */
-        bool *wrong;
+        bool *wrong, *changed;
         bool hash, marking;
         int fd, map_fd;
         struct sheaf_disk_mark mark;
@@ -126,18 +128,48 @@ static int check_work(struct sheaf_disk_io *io)
         return 0;
 }
 
+static void check_free(struct check *check)
+{
+        free(check->changed);
+        free(check->wrong);
+        free(check->digests);
+        free(check);
+}
+
 static void check_end(struct check *check)
 {
         struct sheaf_store *store = check->store;
         struct sheaf_plain *plain = check->plain;
 
         plain->checking = false;
+        plain->changed = NULL;
         sheaf_file_leave(store, &plain->file);
         sheaf_file_leave(store, &plain->map);
         sheaf_plain_leave(store, plain);
-        free(check->wrong);
-        free(check->digests);
-        free(check);
+        check_free(check);
+}
+
+/* Drops what was found wrong; false when there was any. */
+static bool drop_wrong(struct check *check)
+{
+        struct sheaf_store *store = check->store;
+        struct sheaf_plain *plain = check->plain;
+        bool right = true;
+
+        for (uint64_t i = 0; i < plain->chunk_count; i++) {
+                struct sheaf_place place =
+                        sheaf_place_of_node(plain->node, i, plain->generation);
+
+                if (!check->wrong[i])
+                        continue;
+                right = false;
+                if (plain->doomed || check->changed[i])
+                        continue;
+                store->stats.bad_payloads++;
+                sheaf_store_drop_place(store, &check->digests[i], &place,
+                        sheaf_chunk_len(plain->size_bytes, i));
+        }
+        return right;
 }
 
 static void check_done(struct sheaf_disk_io *io, int rc)
@@ -147,17 +179,9 @@ static void check_done(struct sheaf_disk_io *io, int rc)
         struct sheaf_plain *plain = check->plain;
         struct sheaf_disk_map header;
 
-        for (uint64_t i = 0; !check->marking && !rc && i < plain->chunk_count;
-                i++) {
-                struct sheaf_place place =
-                        sheaf_place_of_node(plain->node, i, plain->generation);
-
-                if (!check->wrong[i])
-                        continue;
-                store->stats.bad_payloads++;
-                sheaf_store_drop_place(store, &check->digests[i], &place,
-                        sheaf_chunk_len(plain->size_bytes, i));
-        }
+        /* One that was written anew since has not been hashed: no mark. */
+        if (!check->marking && !rc && !drop_wrong(check))
+                rc = -EBADMSG;
         if (rc || plain->doomed || !sheaf_plain_complete(plain)) {
                 check_end(check);
                 return;
@@ -192,10 +216,11 @@ void sheaf_plain_check(struct sheaf_store *store, struct sheaf_plain *plain)
         if (!check)
                 return;
         check->wrong = sheaf_new(bool, plain->chunk_count);
+        check->changed = sheaf_new(bool, plain->chunk_count);
         check->digests = sheaf_new(struct sheaf_digest, plain->chunk_count);
         sheaf_plain_name(plain->node, "", name);
         sheaf_plain_name(plain->node, ".map", map_name);
-        rc = check->wrong && check->digests ? 0 : -ENOMEM;
+        rc = check->wrong && check->changed && check->digests ? 0 : -ENOMEM;
         if (!rc)
                 rc = sheaf_file_enter(store, &plain->file, name, false);
         if (!rc) {
@@ -204,9 +229,7 @@ void sheaf_plain_check(struct sheaf_store *store, struct sheaf_plain *plain)
                         sheaf_file_leave(store, &plain->file);
         }
         if (rc) {
-                free(check->wrong);
-                free(check->digests);
-                free(check);
+                check_free(check);
                 return;
         }
         memcpy(check->digests, plain->digests,
@@ -220,6 +243,7 @@ void sheaf_plain_check(struct sheaf_store *store, struct sheaf_plain *plain)
         check->io.work = check_work;
         check->io.done = check_done;
         plain->checking = true;
+        plain->changed = check->changed;
         sheaf_plain_enter(plain);
         sheaf_disk_submit(store->disk, &check->io);
 }

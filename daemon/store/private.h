@@ -212,7 +212,8 @@ struct sheaf_plain {
         unsigned int busy, leases;
         bool fresh; /* all of it was written in this run */
         bool checking;
-        bool doomed; /* unlinked; freed when nobody uses it */
+        bool *changed; /* chunks dropped or written during the check, or NULL */
+        bool doomed;   /* unlinked; freed when nobody uses it */
         bool marked;
         struct sheaf_disk_mark mark;
         struct sheaf_plain *next; /* in its hash chain, or doomed list */

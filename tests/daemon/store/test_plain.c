@@ -161,3 +161,54 @@ Test(plain, damaged_truncated_and_deleted_files_are_misses)
         kit_end(&kit);
         kit_version_end(&v);
 }
+
+static void wait_checked(struct kit *kit, const struct sheaf_plain *plain)
+{
+        for (int i = 0; i < 1000 && plain->checking; i++)
+                kit_wait_ms(kit, 5);
+        cr_assert_not(plain->checking);
+}
+
+/* A read finds the damage first, and the chunk is fetched again, all while
+ * the check of the file is under way. */
+Test(plain, damage_that_a_read_dropped_is_not_found_again_by_the_check)
+{
+        struct kit kit;
+        struct kit_version v;
+        struct sheaf_plain *plain;
+        struct sheaf_chunk_ref ref;
+        struct sheaf_place place;
+        char path[128];
+        int fd;
+
+        kit_begin(&kit, 64 * SHEAF_MIB);
+        kit_version(&kit, &v, 1, 7, sizes, 2, 1);
+        cr_assert_eq(kit_write_all(&kit, &v), v.listing.chunk_count);
+        kit_container(&kit, &v, 0, path, &place);
+        plain = sheaf_plain_find(kit.store, sheaf_place_node(&place));
+        wait_checked(&kit, plain);
+        for (int refetch = 0; refetch < 2; refetch++) {
+                fd = open(path, O_RDWR | O_CLOEXEC);
+                cr_assert_eq(pwrite(fd, "x", 1, (4 << 20) + 9), 1);
+                close(fd);
+                plain->marked = plain->fresh = false;
+                sheaf_plain_check(kit.store, plain);
+                cr_assert(plain->checking);
+                /* The pool reads it; the loop learns of it below. */
+                usleep(200000);
+                ref = kit_ref(&v, 1);
+                sheaf_store_bad(kit.store, &ref);
+                cr_assert_eq(kit_stats(&kit).bad_payloads, refetch + 1);
+                if (refetch)
+                        cr_assert_eq(kit_write(&kit, &v, 1), 0);
+                wait_checked(&kit, plain);
+                cr_assert_eq(kit_stats(&kit).bad_payloads, refetch + 1,
+                        "counted once");
+                if (!refetch)
+                        cr_assert_eq(kit_write(&kit, &v, 1), 0);
+                cr_assert_eq(kit_read(&kit, &v, 1), 0, "the new copy stays");
+                wait_checked(&kit, plain);
+        }
+        kit_end(&kit);
+        kit_version_end(&v);
+}
