@@ -3,26 +3,90 @@
  *
  *  1 a line is at most LINE_BYTES_MAX, cut rather than split
  *  2 no control character reaches the terminal or breaks a line
+ *  3 a log file is exchanged with dup2(2), which is atomic: a line of another
+ *    thread ends in the old file or the new one, whole
  *
  * Any thread; the level is atomic. */
 #include "daemon/log.h"
 
 #include "daemon/clock.h"
 
+#include <fcntl.h>
+#include <limits.h>
+#include <pthread.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
+#include <sys/stat.h>
 #include <time.h>
 
 #define LINE_BYTES_MAX 2048
 
 static _Atomic int level_max = SHEAF_LOG_INFO;
+static _Atomic bool file_bounded;
+static char file_path[PATH_MAX]; /* constant once file_bounded */
 
 static const char *const level_names[] = { "error", "warn", "info", "debug" };
 
 void sheaf_log_set_level(enum sheaf_log_level level)
 {
         atomic_store(&level_max, (int)level);
+}
+
+static int open_file(const char *path)
+{
+        sheaf_autofd int fd =
+                open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+
+        if (fd < 0)
+                return -errno;
+        return dup2(fd, STDERR_FILENO) < 0 ? -errno : 0;
+}
+
+int sheaf_log_file(const char *path)
+{
+        int rc;
+
+        if (strlen(path) >= sizeof(file_path))
+                return -ENAMETOOLONG;
+        rc = open_file(path);
+        if (rc)
+                return rc;
+        snprintf(file_path, sizeof(file_path), "%s", path);
+        atomic_store(&file_bounded, true);
+        return 0;
+}
+
+static bool file_is_full(void)
+{
+        struct stat st;
+
+        return fstat(STDERR_FILENO, &st) == 0 && S_ISREG(st.st_mode) &&
+               (uint64_t)st.st_size > SHEAF_LOG_FILE_BYTES_MAX;
+}
+
+/* Without a place for them the old lines go, rather than the disk. */
+static int file_renew(void)
+{
+        char older[PATH_MAX + 2];
+
+        snprintf(older, sizeof(older), "%s.1", file_path);
+        if ((rename(file_path, older) && errno != ENOENT) ||
+                open_file(file_path))
+                return ftruncate(STDERR_FILENO, 0);
+        return 0;
+}
+
+/* One thread does it; the others go on in the file as it is. */
+static void file_bound(void)
+{
+        static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+        if (!file_is_full() || pthread_mutex_trylock(&lock))
+                return;
+        if (file_is_full())
+                (void)file_renew(); /* nobody to tell; the next line retries */
+        pthread_mutex_unlock(&lock);
 }
 
 static size_t append(char *line, size_t len, const char *format, ...)
@@ -69,6 +133,8 @@ static void emit(enum sheaf_log_level level, const char *event, int rc,
         line[len++] = '\n';
         if (write(STDERR_FILENO, line, len) < 0)
                 return; /* nobody to tell */
+        if (atomic_load(&file_bounded))
+                file_bound();
 }
 
 int sheaf_log(

@@ -16,6 +16,13 @@ enum sheaf_log_level {
 /* Events above @level are not shown; INFO at start. */
 void sheaf_log_set_level(enum sheaf_log_level level);
 
+/* Lines go to the file @path (made if absent) from now on, in the place of
+ * stderr. When it exceeds SHEAF_LOG_FILE_BYTES_MAX it becomes PATH.1, in the
+ * place of an older one, and a new one is begun: both together stay near
+ * twice that. 0; -errno: stderr is as before. Called once. */
+#define SHEAF_LOG_FILE_BYTES_MAX (UINT64_C(16) << 20)
+SHEAF_MUST_CHECK int sheaf_log_file(const char *path);
+
 /* Writes one line; returns 0. Keeps errno. */
 int sheaf_log(enum sheaf_log_level level, const char *event, const char *format,
         ...) SHEAF_PRINTF(3, 4);

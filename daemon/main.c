@@ -199,14 +199,14 @@ static void close_walk(uv_handle_t *handle, void *arg)
 static void leave_terminal(const struct sheaf_config *config, int ready_fd)
 {
         char path[PATH_MAX];
-        int null_fd, log_fd;
+        int null_fd, rc;
 
         snprintf(path, sizeof(path), "%s/sheafd.log", config->cache_dir);
-        log_fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+        rc = sheaf_log_file(path);
         null_fd = open("/dev/null", O_RDWR | O_CLOEXEC);
-        if (log_fd < 0)
+        if (rc)
                 sheaf_log_rc(
-                        -errno, SHEAF_LOG_WARN, "no log file", "path=%s", path);
+                        rc, SHEAF_LOG_WARN, "no log file", "path=%s", path);
         if (write(ready_fd, "", 1) != 1)
                 sheaf_log(SHEAF_LOG_WARN, "parent gone", "pid=%d", getppid());
         close(ready_fd);
@@ -214,10 +214,7 @@ static void leave_terminal(const struct sheaf_config *config, int ready_fd)
                 dup2(null_fd, STDIN_FILENO);
                 dup2(null_fd, STDOUT_FILENO);
         }
-        if (log_fd >= 0)
-                dup2(log_fd, STDERR_FILENO);
         sheaf_close_p(&null_fd);
-        sheaf_close_p(&log_fd);
 }
 
 static int serve(const struct sheaf_config *config, int ready_fd)

@@ -61,7 +61,7 @@ void sheaf_space_meta(struct sheaf_store *store)
         static const char *const names[] = { ".", "key", "lock", "catalog",
                 "catalog/data.mdb", "catalog/lock.mdb", "catalog.damaged",
                 "catalog.damaged/data.mdb", "catalog.damaged/lock.mdb",
-                "segments", "plain", "versions" };
+                "segments", "plain", "versions", "sheafd.log", "sheafd.log.1" };
 
         store->meta_bytes = 0;
         for (size_t i = 0; i < SHEAF_ARRAY_LEN(names); i++)
