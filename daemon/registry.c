@@ -428,24 +428,26 @@ int sheaf_registry_create(struct sheaf_registry *registry,
         return 0;
 }
 
-void sheaf_registry_remove(struct sheaf_reg_dataset *dataset)
+int sheaf_registry_remove(struct sheaf_reg_dataset *dataset)
 {
         struct sheaf_registry *registry = dataset->registry;
         char key[KEY_CAP];
         int rc;
 
         if (dataset->removed)
-                return;
+                return 0;
         record_key(dataset, key);
         rc = sheaf_store_del(registry->store, key);
         if (rc && rc != -ENOENT)
-                sheaf_log_rc(rc, SHEAF_LOG_ERROR, "dataset record not removed",
-                        "name=%s", dataset->record->name);
+                return sheaf_log_rc(rc, SHEAF_LOG_ERROR,
+                        "dataset record not removed", "name=%s",
+                        dataset->record->name);
         dataset->removed = true;
         TAILQ_REMOVE(&registry->datasets, dataset, link);
         TAILQ_INSERT_TAIL(&registry->leaving, dataset, link);
         sheaf_registry_detach(dataset);
         /* Lodgings go in the sweep, when no handle uses them any more. */
+        return 0;
 }
 
 void sheaf_registry_free_dataset(struct sheaf_reg_dataset *ds)

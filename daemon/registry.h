@@ -158,8 +158,9 @@ SHEAF_MUST_CHECK int sheaf_registry_publish(struct sheaf_reg_dataset *dataset,
         const struct sheaf_listing_pairs *inherited);
 /* Writes the record of @dataset. */
 SHEAF_MUST_CHECK int sheaf_registry_save(struct sheaf_reg_dataset *dataset);
-/* Forgets the dataset and gives its space back as soon as nothing uses it. */
-void sheaf_registry_remove(struct sheaf_reg_dataset *dataset);
+/* Forgets the dataset and gives its space back as soon as nothing uses it.
+ * -errno, logged, when its record cannot be removed: the dataset stays. */
+int sheaf_registry_remove(struct sheaf_reg_dataset *dataset);
 /* Widens or narrows who may read; moves it to another domain. */
 SHEAF_MUST_CHECK int sheaf_registry_share(
         struct sheaf_reg_dataset *dataset, enum sheaf_share kind, gid_t gid);

@@ -75,8 +75,9 @@ static void job_free(struct listing_job *job)
         ds->listing = false;
         if (job->prev_held)
                 sheaf_registry_unhold(job->opening.version);
+        /* One that cannot be removed is seen, and removed by its owner. */
         if (job->fresh && TAILQ_EMPTY(&ds->versions))
-                sheaf_registry_remove(ds);
+                (void)sheaf_registry_remove(ds);
         sheaf_close_p(&job->claim_fd);
         sheaf_listing_block_clear(&job->block);
         free(job->pairs.pairs);
@@ -371,7 +372,7 @@ static void job_begin(struct sheaf_conn *conn, uint64_t id,
         if (rc) {
                 free(job);
                 if (fresh)
-                        sheaf_registry_remove(ds);
+                        (void)sheaf_registry_remove(ds);
                 sheaf_conn_error(conn, id, rc, "too many requests at once");
                 return;
         }

@@ -212,6 +212,7 @@ void sheaf_verb_remove_dataset(
         struct sheaf_reg_dataset *ds =
                 sheaf_conn_dataset(conn, id, remove->name, true);
         char users[512];
+        int rc;
 
         if (!ds)
                 return;
@@ -224,10 +225,17 @@ void sheaf_verb_remove_dataset(
                         remove->name);
                 return;
         }
+        rc = sheaf_registry_remove(ds);
+        if (rc) {
+                sheaf_conn_error(conn, id, rc,
+                        "'%s' stays: its record cannot be removed from the "
+                        "catalog (%s); see the daemon's log",
+                        remove->name, strerror(-rc));
+                return;
+        }
         close_handles(conn->server, ds);
         sheaf_log(SHEAF_LOG_INFO, "dataset removed", "name=%s owner=%u",
                 ds->record->name, ds->record->owner_uid);
-        sheaf_registry_remove(ds);
         sheaf_conn_done(conn, id);
 }
 

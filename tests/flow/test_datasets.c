@@ -4,7 +4,9 @@
 
 #include <criterion/criterion.h>
 #include <dirent.h>
+#include <signal.h>
 #include <stdio.h>
+#include <sys/resource.h>
 
 TestSuite(datasets, .init = flow_init, .fini = flow_fini, .timeout = 110);
 
@@ -92,6 +94,36 @@ Test(datasets, removed_is_removed)
         cr_assert_not(strstr(flow.last.out, "data"), "%s", flow.last.out);
         cr_assert(flow_until(5, versions() == 0), "%zu versions stay",
                 versions());
+        flow_stop();
+}
+
+/* Whether the daemon may write files. */
+static void allow_writes(bool allowed)
+{
+        struct rlimit limit = { .rlim_cur = allowed ? RLIM_INFINITY : 0,
+                .rlim_max = RLIM_INFINITY };
+
+        cr_assert_eq(prlimit(flow.daemon, RLIMIT_FSIZE, &limit, NULL), 0);
+}
+
+/* One whose record stays in the catalog would be back after a restart. */
+Test(datasets, a_failed_removal_is_told)
+{
+        signal(SIGXFSZ, SIG_IGN); /* the daemon inherits that */
+        flow_file(1, SIZE, "f");
+        flow_start();
+        flow_ok("sheaf add data %s", flow.origin);
+        allow_writes(false);
+        cr_expect_neq(flow_run("sheaf rm data"), 0);
+        cr_expect(strstr(flow.last.err, "stays"), "%s", flow.last.err);
+        allow_writes(true);
+        flow_ok("sheaf ls --json");
+        cr_expect(strstr(flow.last.out, "data"), "%s", flow.last.out);
+        flow_ok("sheaf rm data");
+        flow_stop();
+        flow_start();
+        flow_ok("sheaf ls --json");
+        cr_expect_not(strstr(flow.last.out, "data"), "%s", flow.last.out);
         flow_stop();
 }
 
