@@ -44,6 +44,7 @@ static int map_table(
 
         if (rc)
                 return rc;
+        (void)madvise(map->table, map->table_bytes, MADV_HUGEPAGE);
         header = map->table;
         if (map->table_bytes < sizeof(*header) ||
                 header->magic != SHEAF_TABLE_MAGIC ||

@@ -9,6 +9,12 @@
 
 #include <assert.h>
 
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
+
+#define HUGE_BYTES (UINT64_C(2) << 20)
+
 #define FREE_BATCH 16384
 
 static int table_id(struct sheaf_arena *arena, uint16_t *ret_id)
@@ -50,6 +56,10 @@ int sheaf_table_new(struct sheaf_arena *arena, uint64_t serial,
         table->arena = arena;
         table->chunk_count = chunk_count;
         table->map_bytes = sheaf_table_bytes(chunk_count);
+        /* A large table is read at random: whole huge pages, where the
+         * kernel gives them, save a TLB miss a hit. */
+        if (table->map_bytes >= 2 * HUGE_BYTES)
+                table->map_bytes = sheaf_round_up(table->map_bytes, HUGE_BYTES);
         rc = table_id(arena, &table->id);
         if (rc < 0)
                 return rc;
@@ -57,6 +67,11 @@ int sheaf_table_new(struct sheaf_arena *arena, uint64_t serial,
                 "sheaf-table", table->map_bytes, true, &table->fd, &map);
         if (rc < 0)
                 return rc;
+        if (table->map_bytes >= 2 * HUGE_BYTES)
+                (void)madvise(map, table->map_bytes, MADV_HUGEPAGE);
+        /* Readers of holes would make pages, and pay for them. */
+        if (madvise(map, table->map_bytes, MADV_POPULATE_WRITE))
+                memset(map, 0, table->map_bytes);
         table->header = map;
         table->words =
                 (_Atomic uint64_t *)((uint8_t *)map + SHEAF_TABLE_WORDS_OFFSET);

@@ -167,7 +167,7 @@ static void map_arena(struct bench *b, uint64_t extent_bytes)
         void *hazard = mmap(NULL, sizeof(struct sheaf_hazard),
                 PROT_READ | PROT_WRITE, MAP_SHARED, sheaf_pins_fd(b->pins), 0);
         uint8_t *table = mmap(NULL, sheaf_table_bytes(b->chunks), PROT_READ,
-                MAP_SHARED | MAP_POPULATE, sheaf_table_fd(b->table), 0);
+                MAP_SHARED, sheaf_table_fd(b->table), 0);
         uint64_t parts = map.range_bytes >> map.shift;
         int fd, lock_fd, rc;
 
@@ -175,6 +175,8 @@ static void map_arena(struct bench *b, uint64_t extent_bytes)
         if (base == MAP_FAILED || hazard == MAP_FAILED || table == MAP_FAILED ||
                 !b->state)
                 die("map", -ENOMEM);
+        /* As libsheaf does: huge pages where the kernel gives them. */
+        (void)madvise(table, sheaf_table_bytes(b->chunks), MADV_HUGEPAGE);
         for (uint32_t i = 0; i < end; i++) {
                 rc = sheaf_arena_extent(b->arena, i, &fd, &lock_fd);
                 if (rc < 0 ||
