@@ -202,6 +202,7 @@ void sheaf_registry_free(struct sheaf_registry *registry)
                 sheaf_arena_free(domain->arena);
                 free(domain);
         }
+        sheaf_registry_drop_counts(registry);
         uv_close((uv_handle_t *)&registry->sweep, registry_closed);
 }
 
@@ -212,6 +213,17 @@ void sheaf_registry_set_grant_check(struct sheaf_registry *registry,
 {
         registry->grant_check = check;
         registry->grant_arg = arg;
+}
+
+bool sheaf_registry_shared_with(uint32_t owner_uid, uint32_t share_kind,
+        uint32_t share_gid, const struct sheaf_principal *who)
+{
+        if (who->uid == owner_uid || who->uid == 0)
+                return true;
+        if (share_kind == SHEAF_SHARE_ALL)
+                return true;
+        return share_kind == SHEAF_SHARE_GROUP &&
+               sheaf_principal_in_group(who, share_gid);
 }
 
 bool sheaf_registry_may_read(const struct sheaf_reg_dataset *dataset,
@@ -225,12 +237,8 @@ bool sheaf_registry_may_read(const struct sheaf_reg_dataset *dataset,
                 return r->grant_check &&
                        r->grant_check(r->grant_arg, who->grant, record->id);
         }
-        if (who->uid == record->owner_uid || who->uid == 0)
-                return true;
-        if (record->share_kind == SHEAF_SHARE_ALL)
-                return true;
-        return record->share_kind == SHEAF_SHARE_GROUP &&
-               sheaf_principal_in_group(who, record->share_gid);
+        return sheaf_registry_shared_with(
+                record->owner_uid, record->share_kind, record->share_gid, who);
 }
 
 bool sheaf_registry_may_manage(const struct sheaf_reg_dataset *dataset,

@@ -81,6 +81,14 @@ enum sheaf_attachment {
         SHEAF_DETACHED, /* until a client presents it again */
 };
 
+/* Monotonic; words only. */
+struct sheaf_reg_counts {
+        struct sheaf_fetch_counters fetch;
+        /* Sums of meters of clients that are gone. */
+        uint64_t meter[8], op[64];
+        uint64_t timeouts, reader_starts, readers_abandoned, read_ns;
+};
+
 struct sheaf_reg_dataset {
         TAILQ_ENTRY(sheaf_reg_dataset) link;
         struct sheaf_registry *registry;
@@ -94,12 +102,9 @@ struct sheaf_reg_dataset {
         int64_t retry_ns; /* a detached origin is tried again then */
         bool listing;     /* add or update under way */
         bool removed;
-        uint32_t busy;    /* tasks that use it */
-        uint32_t handles; /* open by clients, in all domains */
-        struct sheaf_fetch_counters counters;
-        /* Sums of meters of clients that are gone. */
-        uint64_t meter[8];
-        uint64_t op[64];
+        uint32_t busy;                  /* tasks that use it */
+        uint32_t handles;               /* open by clients, in all domains */
+        struct sheaf_reg_counts counts; /* without the present reader's */
 };
 
 struct sheaf_registry_config {
@@ -164,6 +169,15 @@ int sheaf_registry_remove(struct sheaf_reg_dataset *dataset);
 /* Widens or narrows who may read; moves it to another domain. */
 SHEAF_MUST_CHECK int sheaf_registry_share(
         struct sheaf_reg_dataset *dataset, enum sheaf_share kind, gid_t gid);
+
+/* ---- counts ---- */
+
+/* With the present reader's; meters of live clients are not in it. */
+void sheaf_registry_counts(const struct sheaf_reg_dataset *dataset,
+        struct sheaf_reg_counts *ret_counts);
+/* Sum over removed datasets that @who could read; false: there is none. */
+bool sheaf_registry_removed_counts(const struct sheaf_registry *registry,
+        const struct sheaf_principal *who, struct sheaf_reg_counts *ret_counts);
 
 /* ---- opening ---- */
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the registry's files share: registry.c (names, records, rights),
- * registry_version.c (listings in memory, lodgings, cleaning) and
- * registry_origin.c (readers). */
+ * registry_version.c (listings in memory, lodgings, cleaning),
+ * registry_counts.c (what was counted) and registry_origin.c (readers). */
 #ifndef SHEAF_DAEMON_REGISTRY_INTERNAL_H
 #define SHEAF_DAEMON_REGISTRY_INTERNAL_H
 
@@ -21,6 +21,7 @@ struct sheaf_registry {
         bool unreadable;  /* a record could not be read at the start */
         struct sheaf_dataset_list datasets, leaving;
         LIST_HEAD(, sheaf_domain) domains;
+        LIST_HEAD(, sheaf_kept_counts) kept_counts; /* of removed datasets */
         uint32_t domain_numbers;
         bool (*grant_check)(void *arg, uint64_t grant, uint64_t dataset);
         void *grant_arg;
@@ -35,6 +36,20 @@ void sheaf_registry_sweep(struct sheaf_registry *registry, bool all);
 /* Gives up all lodgings and tenancies of a dataset (it moves to another
  * domain, or goes). False while flights use them: call again. */
 bool sheaf_registry_evacuate(struct sheaf_reg_dataset *dataset);
+
+/* registry.c */
+/* Whether a dataset of this owner and sharing may be read; no grant's @who. */
+bool sheaf_registry_shared_with(uint32_t owner_uid, uint32_t share_kind,
+        uint32_t share_gid, const struct sheaf_principal *who);
+
+/* registry_counts.c */
+/* Before @origin goes. */
+void sheaf_registry_keep_origin(
+        struct sheaf_reg_dataset *dataset, const struct sheaf_origin *origin);
+/* Before the removed @dataset goes; once. -ENOMEM: nothing was kept. */
+SHEAF_MUST_CHECK int sheaf_registry_keep_counts(
+        struct sheaf_reg_dataset *dataset);
+void sheaf_registry_drop_counts(struct sheaf_registry *registry);
 
 /* registry_origin.c */
 int sheaf_registry_attach(struct sheaf_fetch_version *version,

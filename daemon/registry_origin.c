@@ -36,8 +36,12 @@ static int start_reader(
 
 void sheaf_registry_detach(struct sheaf_reg_dataset *dataset)
 {
-        if (dataset->origin)
-                sheaf_origin_free(sheaf_steal(&dataset->origin));
+        struct sheaf_origin *origin = sheaf_steal(&dataset->origin);
+
+        if (origin) {
+                sheaf_registry_keep_origin(dataset, origin);
+                sheaf_origin_free(origin);
+        }
         dataset->attachment = SHEAF_ATTACH_NONE;
 }
 

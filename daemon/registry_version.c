@@ -29,7 +29,7 @@ struct sheaf_reg_version *sheaf_registry_add_version(
         v->dataset = dataset;
         v->record = record;
         v->block.memfd = -1;
-        v->fetch.counters = &dataset->counters;
+        v->fetch.counters = &dataset->counts.fetch;
         v->fetch.attach = sheaf_registry_attach;
         v->idle_since_ns = sheaf_now_ns();
         sheaf_fetch_version_init(&v->fetch);
@@ -508,7 +508,8 @@ static void sweep_leaving(struct sheaf_registry *registry)
                 next = TAILQ_NEXT(ds, link);
                 TAILQ_FOREACH (v, &ds->versions, link)
                         held |= v->handles > 0;
-                if (held || !sheaf_registry_evacuate(ds))
+                if (held || !sheaf_registry_evacuate(ds) ||
+                        sheaf_registry_keep_counts(ds))
                         continue;
                 while ((v = TAILQ_FIRST(&ds->versions)))
                         version_remove(v);

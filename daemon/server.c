@@ -32,7 +32,7 @@ static void conn_closed(uv_handle_t *handle)
 
 static void fold_meter(struct sheaf_handle *h)
 {
-        struct sheaf_reg_dataset *ds = h->version->dataset;
+        struct sheaf_reg_counts *counts = &h->version->dataset->counts;
 
         if (!h->meter)
                 return;
@@ -40,12 +40,12 @@ static void fold_meter(struct sheaf_handle *h)
                 const struct sheaf_meter_stripe *s = &h->meter->stripe[i];
                 const _Atomic uint64_t *words = &s->hits;
 
-                for (size_t w = 0; w < SHEAF_ARRAY_LEN(ds->meter); w++)
-                        ds->meter[w] += atomic_load_explicit(
+                for (size_t w = 0; w < SHEAF_ARRAY_LEN(counts->meter); w++)
+                        counts->meter[w] += atomic_load_explicit(
                                 &words[w], memory_order_relaxed);
         }
         for (size_t i = 0; i < SHEAF_METER_OPS; i++)
-                ds->op[i] += atomic_load_explicit(
+                counts->op[i] += atomic_load_explicit(
                         &h->meter->op[i], memory_order_relaxed);
         munmap((void *)h->meter, sizeof(*h->meter));
         h->meter = NULL;

@@ -2,7 +2,8 @@
 /* Figures: every counter by its documented, stable name (docs/metrics.md).
  *
  *  1 counters are monotonic in the life of the daemon: what clients that are
- *    gone counted was folded into their dataset
+ *    gone counted was folded into their dataset, and what datasets that were
+ *    removed counted into a sum, shown as one more dataset
  *  2 a client's own counters are claims; they are shown, never acted upon
  *  3 what is summed over everybody's chunks is for root and the daemon's user:
  *    equal bytes are stored once, so a sum that does not grow would tell that
@@ -16,6 +17,7 @@
 #include <stdio.h>
 
 #define METRICS_PER_MESSAGE 128
+#define REMOVED_LABEL       "~removed" /* no name or owner gives that */
 
 /* Metrics gathered and sent in messages that fit. */
 struct sheet {
@@ -152,8 +154,8 @@ static void dataset_meters(
         uint64_t words[8], ops[SHEAF_METER_OPS];
         struct sheaf_conn *conn;
 
-        memcpy(words, ds->meter, sizeof(words));
-        memcpy(ops, ds->op, sizeof(ops));
+        memcpy(words, ds->counts.meter, sizeof(words));
+        memcpy(ops, ds->counts.op, sizeof(ops));
         for (conn = sheaf_server_first(s->conn->server); conn;
                 conn = LIST_NEXT(conn, link)) {
                 uint64_t mine[8] = { 0 }, my_ops[SHEAF_METER_OPS] = { 0 };
@@ -184,9 +186,38 @@ static void dataset_meters(
         add_meter(s, label, "", words, ops, true);
 }
 
+static void add_counts(
+        struct sheet *s, const char *label, const struct sheaf_reg_counts *c)
+{
+        counter(s, "disk.hits", label, c->fetch.disk_hits);
+        counter(s, "disk.hit_bytes", label, c->fetch.disk_hit_bytes);
+        counter(s, "origin.reads", label, c->fetch.origin_reads);
+        counter(s, "origin.bytes", label, c->fetch.origin_bytes);
+        counter(s, "origin.errors", label, c->fetch.origin_errors);
+        counter(s, "origin.stale", label, c->fetch.stale);
+        counter(s, "arena.joins", label, c->fetch.joins);
+        counter(s, "verify_failures", label, c->fetch.verify_failures);
+        counter(s, "fetch_errors", label, c->fetch.errors);
+        counter(s, "origin.timeouts", label, c->timeouts);
+        counter(s, "origin.reader_starts", label, c->reader_starts);
+        counter(s, "origin.readers_abandoned", label, c->readers_abandoned);
+        counter(s, "origin.read_ns", label, c->read_ns);
+}
+
+static void removed_metrics(struct sheet *s)
+{
+        struct sheaf_reg_counts c;
+
+        if (!sheaf_registry_removed_counts(
+                    s->conn->daemon->registry, &s->conn->who, &c))
+                return;
+        add_meter(s, REMOVED_LABEL, "", c.meter, c.op, true);
+        add_counts(s, REMOVED_LABEL, &c);
+}
+
 static void dataset_metrics(struct sheet *s, struct sheaf_reg_dataset *ds)
 {
-        const struct sheaf_fetch_counters *c = &ds->counters;
+        struct sheaf_reg_counts counts;
         struct sheaf_reg_version *v = sheaf_registry_version(ds, NULL);
         Sheaf__DatasetInfo info = SHEAF__DATASET_INFO__INIT;
         struct sheaf_info_space space;
@@ -199,15 +230,8 @@ static void dataset_metrics(struct sheet *s, struct sheaf_reg_dataset *ds)
                 snprintf(label, sizeof(label), "~%s/%s", space.owner,
                         ds->record->name);
         dataset_meters(s, ds, label);
-        counter(s, "disk.hits", label, c->disk_hits);
-        counter(s, "disk.hit_bytes", label, c->disk_hit_bytes);
-        counter(s, "origin.reads", label, c->origin_reads);
-        counter(s, "origin.bytes", label, c->origin_bytes);
-        counter(s, "origin.errors", label, c->origin_errors);
-        counter(s, "origin.stale", label, c->stale);
-        counter(s, "arena.joins", label, c->joins);
-        counter(s, "verify_failures", label, c->verify_failures);
-        counter(s, "fetch_errors", label, c->errors);
+        sheaf_registry_counts(ds, &counts);
+        add_counts(s, label, &counts);
         gauge(s, "dataset.bytes", label, info.bytes);
         gauge(s, "dataset.files", label, info.files);
         gauge(s, "dataset.chunks", label, info.chunks);
@@ -219,10 +243,6 @@ static void dataset_metrics(struct sheet *s, struct sheaf_reg_dataset *ds)
                 struct sheaf_origin_stats o;
 
                 sheaf_origin_stats(ds->origin, &o);
-                counter(s, "origin.timeouts", label, o.timeouts);
-                counter(s, "origin.reader_starts", label, o.starts);
-                counter(s, "origin.readers_abandoned", label, o.abandoned);
-                counter(s, "origin.read_ns", label, o.read_ns_total);
                 gauge(s, "origin.in_flight", label, o.in_flight);
                 gauge(s, "origin.queued", label, o.queued);
         }
@@ -362,6 +382,7 @@ void sheaf_verb_get_stats(struct sheaf_conn *conn, struct sheaf_wire_msg *msg)
                 for (; ds; ds = TAILQ_NEXT(ds, link))
                         if (sheaf_registry_may_read(ds, &conn->who))
                                 dataset_metrics(s, ds);
+                removed_metrics(s);
         }
         if (!conn->who.grant) {
                 arena_metrics(s);
@@ -414,6 +435,12 @@ static void fill_conditions(struct sheaf_conn *conn, struct report *r)
         if (st.degraded)
                 condition(r, "the disk tier is degraded",
                         strerror(-st.degraded), st.degraded_why);
+        if (st.limit_reached)
+                condition(r, "the disk limit is reached",
+                        "what is in use does not fit: what is read beyond it "
+                        "is not kept on disk",
+                        "a larger --disk; datasets that are not in use give "
+                        "way by themselves");
         if (!st.uring && *st.uring_why)
                 condition(r, "disk I/O runs on threads, not io_uring",
                         st.uring_why, "see: sheaf doctor");

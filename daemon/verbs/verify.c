@@ -228,7 +228,7 @@ static void hash_done(uv_work_t *work, int status)
                 check_origin(slot);
                 return;
         }
-        a->dataset->counters.verify_failures++;
+        a->dataset->counts.fetch.verify_failures++;
         sheaf_store_bad(a->daemon->store, &ref);
         damaged(slot, "the cached bytes are damaged; they were dropped");
 }

@@ -127,6 +127,63 @@ Test(datasets, a_failed_removal_is_told)
         flow_stop();
 }
 
+static const char *const counted[] = { "origin.bytes", "origin.reads",
+        "origin.read_ns", "origin.reader_starts", "disk.hits", "misses",
+        "arena.hits" };
+static double totals[SHEAF_ARRAY_LEN(counted)];
+
+/* Nothing fell since the last call. */
+static void nothing_fell(const char *when)
+{
+        for (size_t i = 0; i < SHEAF_ARRAY_LEN(counted); i++) {
+                double now = flow_stat(counted[i]);
+
+                cr_expect_geq(now, totals[i], "%s after %s: %.0f, was %.0f",
+                        counted[i], when, now, totals[i]);
+                totals[i] = now;
+        }
+}
+
+static void read_all(const char *name)
+{
+        struct sheaf_session *session;
+        struct sheaf_dataset *ds;
+
+        cr_assert_eq(flow_open(name, &session, &ds), 0);
+        for (int i = 0; i < 2; i++) /* the second is a hit */
+                cr_assert_eq(flow_check_view(ds, "f", 1, 300000), 0);
+        flow_close(session, ds);
+}
+
+/* Also beyond what counted: a client, a reader, a dataset. */
+Test(datasets, totals_never_fall)
+{
+        flow_file(1, 300000, "f");
+        flow_start();
+        for (int i = 0; i < 2; i++) {
+                flow_ok("sheaf add data %s", flow.origin);
+                read_all("data");
+                flow_ok("sheaf warmup --evict --disk data");
+                nothing_fell("reading");
+                flow_ok("sheaf update data %s", flow.origin);
+                nothing_fell("update");
+                read_all("data");
+                nothing_fell("reading again");
+                flow_ok("sheaf rm data");
+                nothing_fell("rm");
+                flow_sleep(2.5); /* the sweep takes what is left of it */
+                nothing_fell("the sweep");
+        }
+        for (size_t i = 0; i < SHEAF_ARRAY_LEN(counted); i++)
+                cr_expect(totals[i] > 0 || !strcmp(counted[i], "disk.hits"),
+                        "%s", counted[i]);
+        cr_expect_gt(flow_stat_of("~removed", "origin.bytes"), 0);
+        cr_expect_eq(flow_run_as(4321, 0, "sheaf stats --json"), 0, "%s",
+                flow.last.err);
+        cr_expect_not(strstr(flow.last.out, "~removed"), "%s", flow.last.out);
+        flow_stop();
+}
+
 /* Nothing of a listing that was given up stays, and the next one need not
  * wait for it. */
 Test(datasets, given_up_listings_leave_nothing)
