@@ -15,6 +15,7 @@
 enum kind {
         HANG,
         EIO_ALWAYS,
+        GONE,
         DELAY,
         SHORT,
         ESTALE_ONCE,
@@ -35,7 +36,7 @@ static bool parse(char *text, struct rule *rule)
         static const struct {
                 const char *word;
                 enum kind kind;
-        } words[] = { { "hang", HANG }, { "eio", EIO_ALWAYS },
+        } words[] = { { "hang", HANG }, { "eio", EIO_ALWAYS }, { "gone", GONE },
                 { "short", SHORT }, { "estale-once", ESTALE_ONCE },
                 { "crash", CRASH } };
         char *colon = strchr(text, ':');
@@ -94,6 +95,8 @@ static int apply_open(struct rule *rule)
                         pause();
         case EIO_ALWAYS:
                 return -EIO;
+        case GONE:
+                return -ENOENT;
         case ESTALE_ONCE:
                 return atomic_exchange(&rule->spent, true) ? 0 : -ESTALE;
         case CRASH:

@@ -16,8 +16,9 @@
  * Threads: loop thread only. All origin I/O of the product passes here; the
  * environment variable SHEAF_FAULT_ORIGIN injects faults where the reader was
  * built with SHEAF_FAULTS (a CMake option, on for Debug): a comma-separated
- * list of "hang:S", "eio:S", "delay=MS:S", "short:S", "estale-once:S" and
- * "crash:S", each for paths that contain S (daemon/origin/reader.h). */
+ * list of "hang:S", "eio:S", "gone:S", "delay=MS:S", "short:S",
+ * "estale-once:S" and "crash:S", each for paths that contain S
+ * (daemon/origin/reader.h). */
 #ifndef SHEAF_DAEMON_ORIGIN_ORIGIN_H
 #define SHEAF_DAEMON_ORIGIN_ORIGIN_H
 

@@ -90,13 +90,14 @@ _Noreturn void sheaf_reader_serve(int threads);
 /* Faults of a test build, from SHEAF_FAULT_ORIGIN, a comma-separated list:
  *   hang:S          never comes back from touching a path that contains S
  *   eio:S           -EIO
+ *   gone:S          -ENOENT
  *   delay=MS:S      waits between the first look and the read
  *   short:S         the file ends half-way through the chunk
  *   estale-once:S   -ESTALE the first time
  *   crash:S         the reader dies
  * Without SHEAF_FAULTS these are empty. */
 enum sheaf_fault_op {
-        SHEAF_FAULT_OPEN, /* hang, eio, estale-once, crash */
+        SHEAF_FAULT_OPEN, /* hang, eio, gone, estale-once, crash */
         SHEAF_FAULT_READ, /* delay, short */
 };
 

@@ -3,9 +3,10 @@
  *
  *  1 every directory is opened beneath the root, without passing links
  *  2 nothing is opened but directories; files are looked at by statx
- *  3 what vanishes during the walk is left out; what may not be read is kept
- *    with its mode, counted and named; any other failure ends the walk, so
- *    that a listing is never silently incomplete
+ *  3 what vanishes before it is looked at is left out; what may not be read,
+ *    and a directory that goes before it is opened, is kept with its mode,
+ *    counted and named; any other failure ends the walk, so that a listing is
+ *    never silently incomplete
  *
  * Threads: one walk, one thread. */
 #include "daemon/origin/reader.h"
@@ -417,14 +418,12 @@ static int list_dir(struct walker *w, uint32_t dir)
         switch (rc) {
         case -EACCES:
         case -EPERM:
+        case -ENOENT: /* gone since its parent was listed, or it was opened */
+        case -ELOOP:  /* another thing now */
+        case -EXDEV:
                 w->summary->unreadable_dirs++;
                 name_first(w, "", w->summary->first_unreadable);
                 sheaf_listing_builder_unreadable(w->builder, dir);
-                return 0;
-        case -ENOENT: /* gone, maybe since it was opened, or another thing now
-                       */
-        case -ELOOP:
-        case -EXDEV:
                 return 0;
         default:
                 return rc;

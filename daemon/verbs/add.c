@@ -116,7 +116,7 @@ static void tell_summary(struct listing_job *job)
         if (s->unreadable_files + s->unreadable_dirs) {
                 snprintf(text, sizeof(text),
                         "%llu files and %llu directories cannot be read by "
-                        "the owner",
+                        "the owner, or went while they were listed",
                         (unsigned long long)s->unreadable_files,
                         (unsigned long long)s->unreadable_dirs);
                 sheaf_conn_finding(conn, job->call.id, "unreadable",

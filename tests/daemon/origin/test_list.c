@@ -292,6 +292,26 @@ Test(origin_list, a_failing_directory_fails_the_listing)
         tree_free(&tree);
 }
 
+/* It was there when its parent was listed: empty would be a lie. */
+Test(origin_list, a_directory_that_goes_is_told)
+{
+        uint32_t index;
+
+        tree_make(&tree);
+        tree_dir(&tree, "d");
+        tree_dir(&tree, "d/went");
+        tree_file(&tree, "d/went/f", 10);
+        tree_file(&tree, "d/stays", 10);
+        begin("gone:went", (struct tree_options){ 0 });
+        cr_assert_eq(tree_list(&tree, false), 0);
+        cr_assert_eq(tree.summary.unreadable_dirs, 1);
+        cr_assert_str_eq(tree.summary.first_unreadable, "d/went");
+        cr_assert_eq(tree.summary.files, 1);
+        cr_assert_eq(sheaf_listing_find(&tree.listing, "d/went/f", 8, &index),
+                -EACCES);
+        tree_free(&tree);
+}
+
 Test(origin_list, a_stale_handle_is_looked_at_again)
 {
         tree_make(&tree);
