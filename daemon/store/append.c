@@ -143,7 +143,7 @@ static void make_done(struct sheaf_disk_io *io, int rc)
         segment->end_bytes = SHEAF_DISK_PAGE;
         store->stats.container_written_bytes += sizeof(making->page);
         group->append.segment = segment;
-        sheaf_space_degraded(store, 0);
+        sheaf_space_wrote(store);
         free(making);
         fill(store, group);
 }
@@ -190,8 +190,10 @@ static int make(struct sheaf_store *store, struct sheaf_group *group)
                 return make(store, group);
         }
         if (!segment) {
-                if (rc)
+                if (rc) {
+                        sheaf_space_refused(store, store->segment_bytes, rc);
                         return rc;
+                }
                 segment = sheaf_segment_add(store, 0);
                 fresh = true;
                 if (!segment)
@@ -381,10 +383,12 @@ static void buffer_done(struct sheaf_disk_io *io, int rc)
         struct sheaf_segment *segment = buffer->segment;
         struct sheaf_store_write *write = buffer->writes;
 
-        if (!rc)
+        if (!rc) {
                 store->stats.container_written_bytes += io->len_bytes;
-        else
+                sheaf_space_wrote(store);
+        } else {
                 sheaf_space_degraded(store, rc);
+        }
         buffer->next = store->append_free;
         store->append_free = buffer;
         if (rc) {

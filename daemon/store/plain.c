@@ -18,6 +18,8 @@
 
 /* What disks want of addresses; -EINVAL from one that wants more. */
 #define DIRECT_ALIGN 512
+/* Room that a new file takes beside its chunks. */
+#define FILE_BYTES (64 * SHEAF_KIB)
 
 struct plain_write {
         struct sheaf_disk_io io;
@@ -336,7 +338,7 @@ static void write_done(struct sheaf_disk_io *io, int rc)
                 if (plain->changed)
                         plain->changed[op->index] = true;
                 sheaf_store_published(store, op->write, &p->place);
-                sheaf_space_degraded(store, 0);
+                sheaf_space_wrote(store);
                 if (sheaf_plain_complete(plain))
                         sheaf_plain_check(store, plain);
         } else if (rc != -EDQUOT) {
@@ -355,7 +357,7 @@ static int begin(struct sheaf_store *store, struct sheaf_store_write *write,
         struct sheaf_plain *plain;
         struct sheaf_group *group =
                 sheaf_group_get(store, write->ref.version->group);
-        uint64_t room = write->ref.len_bytes + 64 * SHEAF_KIB;
+        uint64_t room = write->ref.len_bytes + FILE_BYTES;
         bool freed = true;
         int rc = sheaf_space_room(store, room);
 
@@ -427,6 +429,8 @@ void sheaf_plain_write(struct sheaf_store *store,
                         sheaf_file_leave(store, &plain->file);
         }
         if (rc) {
+                sheaf_space_refused(
+                        store, write->ref.len_bytes + FILE_BYTES, rc);
                 if (rc != -EDQUOT && rc != -ENOSPC && rc != -ENOMEM)
                         rc = -EIO;
                 sheaf_store_finish_write(store, write, rc);

@@ -167,7 +167,17 @@ _Static_assert(sizeof(struct sheaf_write_private) <=
 
 /* ---- space ---- */
 
-/* Room for @bytes more: 0, -EDQUOT, -ENOSPC. */
+/* Writes are being refused; zeroed: never. */
+struct sheaf_shortage {
+        int64_t refused_ns; /* the last time */
+        uint64_t bytes;     /* the largest that was refused; 0: unknown */
+        bool wrote;         /* some write succeeded since */
+};
+
+/* How long the state lasts after the last refusal. */
+#define SHEAF_SHORTAGE_HOLD_NS (5 * SHEAF_NS_PER_SEC)
+
+/* Room for @bytes more: 0, -EDQUOT (the limit), -ENOSPC, -errno. */
 SHEAF_MUST_CHECK int sheaf_space_room(
         struct sheaf_store *store, uint64_t bytes);
 /* A FREE segment, taken from an idle group if it must be, or NULL. Also
@@ -178,7 +188,15 @@ uint64_t sheaf_space_used(const struct sheaf_store *store);
 /* Brings usage below the limit again after metadata grew. */
 void sheaf_space_enforce(struct sheaf_store *store);
 void sheaf_space_meta(struct sheaf_store *store);
+/* The disk failed with @rc. */
 void sheaf_space_degraded(struct sheaf_store *store, int rc);
+/* A write of @bytes is given up since there is no room (-EDQUOT, -ENOSPC; of
+ * others it takes no note). */
+void sheaf_space_refused(struct sheaf_store *store, uint64_t bytes, int rc);
+/* A write succeeded. */
+void sheaf_space_wrote(struct sheaf_store *store);
+/* Ends the states whose cause is gone; called now and then. */
+void sheaf_space_settle(struct sheaf_store *store);
 
 /* ---- places ---- */
 
@@ -364,6 +382,8 @@ struct sheaf_store {
         unsigned int sweep_at; /* which directory; past the last: done */
         struct sheaf_store_stats stats;
         struct sheaf_log_once full_once, bad_once, io_once;
+        struct sheaf_shortage disk_short, limit_short;
+        bool degraded_told; /* the log has it */
 };
 
 /* What store_private of a read holds. */

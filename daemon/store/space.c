@@ -5,8 +5,9 @@
  *    without a name too), catalog and arrays: what du counts
  *  2 nothing is begun that would exceed bytes_max or the floor of free space
  *  3 a live group loses nothing; idle ones give way, the longest idle first
- *  4 a refusal is quiet: a counter, one line, a text with the remedy; it
- *    ends by itself when there is room again */
+ *  4 a refusal is quiet: a counter, one line, a text with the remedy; the
+ *    state lasts while refusals keep coming, some seconds at least, and ends
+ *    by itself when writes succeed and what was refused would fit */
 #include "daemon/store/private.h"
 
 #include <dirent.h>
@@ -82,9 +83,49 @@ static uint64_t catalog_reserve(const struct sheaf_store *store)
         return store->pending.count * 160 + 256 * SHEAF_KIB;
 }
 
-void sheaf_space_degraded(struct sheaf_store *store, int rc)
+static bool within_limit(const struct sheaf_store *store, uint64_t bytes)
 {
-        const char *why = "";
+        return sheaf_space_used(store) + catalog_reserve(store) +
+                       store->reserved_bytes + bytes <=
+               store->bytes_max;
+}
+
+/* Whether the file system has @bytes above the floor: 0, -ENOSPC, -errno. */
+static int disk_room(const struct sheaf_store *store, uint64_t bytes)
+{
+        struct statvfs fs;
+        uint64_t free_bytes;
+
+        bytes += store->reserved_bytes;
+        if (fstatvfs(store->dir_fd, &fs))
+                return -errno;
+        free_bytes = (uint64_t)fs.f_bavail * fs.f_frsize;
+        if (free_bytes < bytes || free_bytes - bytes < store->floor_bytes)
+                return -ENOSPC;
+        return 0;
+}
+
+int sheaf_space_room(struct sheaf_store *store, uint64_t bytes)
+{
+        return within_limit(store, bytes) ? disk_room(store, bytes) : -EDQUOT;
+}
+
+static void shortage_note(struct sheaf_shortage *shortage, uint64_t bytes)
+{
+        shortage->refused_ns = sheaf_now_ns();
+        shortage->wrote = false;
+        shortage->bytes = SHEAF_MAX(shortage->bytes, bytes);
+}
+
+static bool shortage_quiet(const struct sheaf_shortage *shortage)
+{
+        return sheaf_now_ns() - shortage->refused_ns >= SHEAF_SHORTAGE_HOLD_NS;
+}
+
+static void degrade(struct sheaf_store *store, int rc, uint64_t bytes)
+{
+        const char *why = "the disk of the cache fails; see the kernel log and "
+                          "replace it or use another --cache directory";
 
         if (rc == -ENOSPC)
                 why = "the disk of the cache is full or at its floor; free "
@@ -93,48 +134,71 @@ void sheaf_space_degraded(struct sheaf_store *store, int rc)
         else if (rc == -EROFS)
                 why = "the file system of the cache became read-only; check "
                       "the disk and remount it";
-        else if (rc)
-                why = "the disk of the cache fails; see the kernel log and "
-                      "replace it or use another --cache directory";
-        if (rc && rc != store->stats.degraded &&
-                sheaf_log_once(&store->io_once, 10 * SHEAF_NS_PER_SEC))
+        shortage_note(&store->disk_short, bytes);
+        if ((!store->degraded_told || rc != store->stats.degraded) &&
+                sheaf_log_once(&store->io_once, 60 * SHEAF_NS_PER_SEC)) {
                 sheaf_log_rc(rc, SHEAF_LOG_WARN, "store_degraded",
                         "dir=\"%s\" remedy=\"%s\"", store->dir, why);
-        if (!rc && store->stats.degraded)
-                sheaf_log(SHEAF_LOG_INFO, "store_recovered", "dir=\"%s\"",
-                        store->dir);
+                store->degraded_told = true;
+        }
         store->stats.degraded = rc;
         store->stats.degraded_why = why;
 }
 
-int sheaf_space_room(struct sheaf_store *store, uint64_t bytes)
+void sheaf_space_degraded(struct sheaf_store *store, int rc)
 {
-        struct statvfs fs;
-        uint64_t free_bytes;
+        degrade(store, rc, 0);
+}
 
-        bytes += store->reserved_bytes;
-        if (sheaf_space_used(store) + catalog_reserve(store) + bytes >
-                store->bytes_max) {
-                store->stats.refused_full++;
-                if (sheaf_log_once(&store->full_once, 600 * SHEAF_NS_PER_SEC))
-                        sheaf_log(SHEAF_LOG_INFO, "store_full",
-                                "used_bytes=%llu max_bytes=%llu remedy=\"raise "
-                                "--disk to keep more\"",
-                                (unsigned long long)sheaf_space_used(store),
-                                (unsigned long long)store->bytes_max);
-                return -EDQUOT;
+void sheaf_space_refused(struct sheaf_store *store, uint64_t bytes, int rc)
+{
+        if (rc != -EDQUOT && rc != -ENOSPC)
+                return;
+        store->stats.refused_full++;
+        if (rc == -ENOSPC) {
+                degrade(store, rc, bytes);
+                return;
         }
-        if (fstatvfs(store->dir_fd, &fs))
-                return -errno;
-        free_bytes = (uint64_t)fs.f_bavail * fs.f_frsize;
-        if (free_bytes < bytes || free_bytes - bytes < store->floor_bytes) {
-                store->stats.refused_full++;
-                sheaf_space_degraded(store, -ENOSPC);
-                return -ENOSPC;
+        shortage_note(&store->limit_short, bytes);
+        store->stats.limit_reached = true;
+        if (sheaf_log_once(&store->full_once, 600 * SHEAF_NS_PER_SEC))
+                sheaf_log(SHEAF_LOG_INFO, "store_full",
+                        "used_bytes=%llu max_bytes=%llu remedy=\"raise --disk "
+                        "to keep more\"",
+                        (unsigned long long)sheaf_space_used(store),
+                        (unsigned long long)store->bytes_max);
+}
+
+void sheaf_space_wrote(struct sheaf_store *store)
+{
+        store->disk_short.wrote = true;
+        /* One that was let in before the refusal says nothing. */
+        if (shortage_quiet(&store->limit_short))
+                store->limit_short.wrote = true;
+}
+
+void sheaf_space_settle(struct sheaf_store *store)
+{
+        struct sheaf_shortage *disk = &store->disk_short;
+        struct sheaf_shortage *limit = &store->limit_short;
+
+        /* Small writes that fit say nothing of the large one that did not. */
+        if (store->stats.degraded && disk->wrote && shortage_quiet(disk) &&
+                (!disk->bytes || disk_room(store, disk->bytes) == 0)) {
+                if (store->degraded_told)
+                        sheaf_log(SHEAF_LOG_INFO, "store_recovered",
+                                "dir=\"%s\"", store->dir);
+                store->degraded_told = false;
+                store->stats.degraded = 0;
+                store->stats.degraded_why = "";
+                disk->bytes = 0;
         }
-        if (store->stats.degraded == -ENOSPC)
-                sheaf_space_degraded(store, 0);
-        return 0;
+        /* At the limit others give way: then there never is free room. */
+        if (store->stats.limit_reached && shortage_quiet(limit) &&
+                (limit->wrote || within_limit(store, limit->bytes))) {
+                store->stats.limit_reached = false;
+                limit->bytes = 0;
+        }
 }
 
 static struct sheaf_group *idle_group(struct sheaf_store *store,

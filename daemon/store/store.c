@@ -85,6 +85,7 @@ static void on_tick(uv_timer_t *timer)
         if (!writes_waiting(store))
                 uv_unref((uv_handle_t *)timer);
         sheaf_places_commit(store, false);
+        sheaf_space_settle(store);
         if (sheaf_recover_step(store))
                 return;
         sheaf_check_step(store);

@@ -181,6 +181,7 @@ struct sheaf_store_stats {
         const char *uring_why;    /* static: why not, or "" */
         int degraded;             /* 0 or -errno of the disk, e.g. -ENOSPC */
         const char *degraded_why; /* static text with the remedy, or "" */
+        bool limit_reached;       /* chunks are not kept since bytes_max */
         /* monotonic */
         uint64_t read_chunks, read_bytes, written_chunks, written_bytes;
         uint64_t catalog_written_bytes, container_written_bytes;

@@ -198,12 +198,61 @@ Test(limits, floor_and_full_file_system)
         flow_stop();
 }
 
+static bool status_says(const char *what)
+{
+        flow_ok("sheaf status");
+        return strstr(flow.last.out, what) != NULL;
+}
+
+static uint64_t log_lines(const char *event)
+{
+        flow_ok("grep -c ' %s ' %s || true", event, flow.log);
+        return strtoull(flow.last.out, NULL, 10);
+}
+
+/* Large files fit and small ones do not: it is said, and said once. */
+Test(limits, shortage_of_disk_is_a_state)
+{
+        const char *own = flow_path("cache");
+
+        flow.memory = "64MiB";
+        flow.disk = "1GiB";
+        flow.extra = "--floor 3MiB";
+        for (uint32_t i = 0; i < 24; i++)
+                flow_file(i + 1, i % 4 ? SMALL : 5 << 20, "f%03u", i);
+        flow_ok("mkdir %s", own);
+        cr_assert(!mount("none", own, "tmpfs", 0, "size=64m"), "%s",
+                strerror(errno));
+        flow_start();
+        flow_ok("sheaf add data %s", flow.origin);
+        for (int round = 0; round < 4; round++) {
+                for (uint32_t i = 0; i < 24; i++) {
+                        struct sheaf_session *session;
+                        struct sheaf_dataset *dataset;
+                        char name[16];
+
+                        snprintf(name, sizeof(name), "f%03u", i);
+                        cr_assert_eq(flow_open("data", &session, &dataset), 0);
+                        cr_assert_eq(flow_check_view(dataset, name, i + 1,
+                                             i % 4 ? SMALL : 5 << 20),
+                                0);
+                        flow_close(session, dataset);
+                }
+                cr_assert(
+                        status_says("the disk tier is degraded"), "%d", round);
+        }
+        cr_assert_gt(flow_stat("disk.payload_bytes"), 0, "large ones fit");
+        cr_assert_eq(log_lines("store_degraded"), 1);
+        cr_assert_eq(log_lines("store_recovered"), 0);
+        flow_stop();
+}
+
 Test(limits, impossible_ones_are_refused)
 {
         static const char *const bad[] = { "--memory -1", "--memory 0",
                 "--memory 100TiB", "--disk -5", "--memory 1KiB",
-                "--memory lots", "--deadline 0", "--deadline -3",
-                "--disk 12XB" };
+                "--memory lots", "--deadline 0", "--deadline -3", "--disk 12XB",
+                "--disk 1", "--disk 10MiB" };
 
         for (size_t i = 0; i < SHEAF_ARRAY_LEN(bad); i++) {
                 int rc = flow_run("timeout 5 sheafd --foreground --cache %s "

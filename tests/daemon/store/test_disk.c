@@ -120,6 +120,8 @@ Test(disk, failing_writes_and_reads_are_told_and_survived)
         cr_assert_eq(kit_stats(&kit).degraded, -EIO);
         cr_assert_neq(*kit_stats(&kit).degraded_why, '\0');
         cr_assert_eq(kit_write(&kit, &v, 1), 0);
+        kit.store->disk_short.refused_ns = 0;
+        sheaf_space_settle(kit.store);
         cr_assert_eq(kit_stats(&kit).degraded, 0, "recovers by itself");
         sheaf_disk_fault(kit.store->disk, SHEAF_DISK_WRITE, -ENOSPC, 1);
         cr_assert_eq(kit_write(&kit, &v, 2), -ENOSPC);

@@ -2,6 +2,7 @@
 #include "kit.h"
 
 #include <stdio.h>
+#include <sys/statvfs.h>
 
 static const uint64_t edge_sizes[] = { 1, 63, 64, 65, 4095, 4096, 4097, 65535,
         65536, 65537, 1 << 20, 4 << 20, (4 << 20) + 1, (9 << 20) + 5 };
@@ -134,6 +135,64 @@ Test(store, lowered_limit_is_met_at_open)
         kit_version_end(&v);
 }
 
+/* Large files still find room where a segment for small ones does not: that
+ * is no end of the shortage. */
+Test(store, shortage_lasts_while_what_was_refused_does_not_fit)
+{
+        static const uint64_t sizes[] = { 1000, 5 << 20, 5 << 20 };
+        struct statvfs fs;
+        struct kit kit;
+        struct kit_version v;
+
+        kit_begin(&kit, SHEAF_GIB);
+        kit_version(&kit, &v, 1, 7, sizes, 3, 1);
+        cr_assert_eq(statvfs(kit.dir, &fs), 0);
+        kit.store->floor_bytes =
+                fs.f_bavail * fs.f_frsize - kit.store->segment_bytes / 2;
+        cr_assert_eq(kit_write(&kit, &v, 0), -ENOSPC);
+        for (uint64_t c = 1; c < 3; c++) {
+                cr_assert_eq(kit_write(&kit, &v, c), 0);
+                kit.store->disk_short.refused_ns = 0;
+                sheaf_space_settle(kit.store);
+                cr_assert_eq(kit_stats(&kit).degraded, -ENOSPC);
+                cr_assert_neq(*kit_stats(&kit).degraded_why, '\0');
+        }
+        kit.store->floor_bytes = 0;
+        sheaf_space_settle(kit.store);
+        cr_assert_eq(kit_stats(&kit).degraded, 0, "there is room now");
+        /* Room alone is no proof that the disk takes anything. */
+        sheaf_space_degraded(kit.store, -ENOSPC);
+        kit.store->disk_short.refused_ns = 0;
+        sheaf_space_settle(kit.store);
+        cr_assert_eq(kit_stats(&kit).degraded, -ENOSPC);
+        kit_end(&kit);
+        kit_version_end(&v);
+}
+
+Test(store, limit_that_is_reached_is_told)
+{
+        static const uint64_t sizes[] = { 24 << 20, 24 << 20 };
+        struct kit kit;
+        struct kit_version v;
+
+        kit_begin(&kit, 32 * SHEAF_MIB);
+        kit_version(&kit, &v, 1, 7, sizes, 2, 1);
+        sheaf_store_group_live(kit.store, 7, true);
+        cr_assert_eq(kit_write(&kit, &v, 0), 0);
+        cr_assert_not(kit_stats(&kit).limit_reached);
+        cr_assert_lt(kit_write_all(&kit, &v), v.listing.chunk_count);
+        cr_assert(kit_stats(&kit).limit_reached);
+        cr_assert_eq(kit_stats(&kit).degraded, 0, "the disk is well");
+        kit.store->limit_short.refused_ns = 0;
+        sheaf_space_settle(kit.store);
+        cr_assert(kit_stats(&kit).limit_reached, "it still does not fit");
+        sheaf_store_group_drop(kit.store, 7);
+        sheaf_space_settle(kit.store);
+        cr_assert_not(kit_stats(&kit).limit_reached);
+        kit_end(&kit);
+        kit_version_end(&v);
+}
+
 Test(store, floor_and_no_disk_refuse_quietly)
 {
         static const uint64_t sizes[] = { 1000, 5 << 20 };
@@ -150,8 +209,12 @@ Test(store, floor_and_no_disk_refuse_quietly)
         cr_assert_eq(kit_stats(&kit).degraded, -ENOSPC);
         cr_assert_geq(kit_stats(&kit).refused_full, 2);
         kit.store->floor_bytes = 0;
-        cr_assert_eq(kit_write(&kit, &v, 0), 0, "recovers by itself");
-        cr_assert_eq(kit_stats(&kit).degraded, 0);
+        cr_assert_eq(kit_write(&kit, &v, 0), 0);
+        sheaf_space_settle(kit.store);
+        cr_assert_eq(kit_stats(&kit).degraded, -ENOSPC, "for some seconds");
+        kit.store->disk_short.refused_ns = 0;
+        sheaf_space_settle(kit.store);
+        cr_assert_eq(kit_stats(&kit).degraded, 0, "recovers by itself");
         kit_close(&kit);
         kit.config.floor_bytes = 0;
         kit.config.bytes_max = 0;
