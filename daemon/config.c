@@ -33,8 +33,10 @@ static const char usage_text[] =
         "      --memory SIZE       shared memory for chunks, a hard limit\n"
         "                          (default: a quarter of the memory, at most\n"
         "                          16GiB)\n"
-        "      --disk SIZE         disk space for the cache, a hard limit; 0:\n"
-        "                          none (default: half of what is free)\n"
+        "      --disk SIZE         disk space for the cache, a hard limit, at\n"
+        "                          least 32MiB; 0: none (default: half of "
+        "what\n"
+        "                          is free)\n"
         "      --floor SIZE        free disk space to leave alone (default\n"
         "                          1GiB, or 5 % of a small disk)\n"
         "      --deadline SECONDS  bound on every read and wait (default 30)\n"
@@ -140,6 +142,16 @@ static int set_memory(uint64_t *to, const char *value)
         return 0;
 }
 
+/* Of less than that the cache's own data leaves next to nothing. */
+static int set_disk(uint64_t *to, const char *value)
+{
+        if (sheaf_size_parse(value, to) || (*to && *to < SHEAF_DISK_BYTES_MIN))
+                return bad("disk", value,
+                        "a size such as 512MiB or 1.5T, at least 32MiB, or 0 "
+                        "for none");
+        return 0;
+}
+
 static int set_deadline(struct sheaf_config *config, const char *value)
 {
         char *end;
@@ -182,7 +194,7 @@ static int apply(struct sheaf_config *config, int setting, const char *value)
                 return set_memory(&config->memory_bytes, value);
         case DISK:
                 config->disk_is_default = false;
-                return set_size(&config->disk_bytes, "disk", value);
+                return set_disk(&config->disk_bytes, value);
         case FLOOR:
                 return set_size(&config->floor_bytes, "floor", value);
         case DEADLINE:
@@ -355,7 +367,8 @@ static void default_disk(struct sheaf_config *config)
         uint64_t free_bytes = (uint64_t)fs.f_bavail * fs.f_frsize;
 
         if (config->disk_is_default)
-                config->disk_bytes = free_bytes / 2;
+                config->disk_bytes =
+                        SHEAF_MAX(free_bytes / 2, SHEAF_DISK_BYTES_MIN);
         if (config->floor_bytes == UINT64_MAX)
                 config->floor_bytes = SHEAF_MIN(SHEAF_GIB, size / 20);
 }

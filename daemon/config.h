@@ -20,6 +20,9 @@ struct sheaf_config {
         bool no_uring;
 };
 
+/* The least disk space of which a cache makes any use. */
+#define SHEAF_DISK_BYTES_MIN (32 * SHEAF_MIB)
+
 /* Parses @argv (and the file named by --config, and the environment). 0: go
  * on; 1: all was said (--help, --version), exit 0; -EINVAL: an error was
  * printed, exit 2. Relative paths become absolute here, before anything

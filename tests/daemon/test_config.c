@@ -74,7 +74,8 @@ Test(config, file_is_read_and_the_command_line_wins)
 Test(config, bad_values_are_refused)
 {
         static const char *const bad[] = { "--memory -1", "--memory 12zz",
-                "--disk lots", "--deadline 0", "--deadline x", "--deadline 1e9",
+                "--disk lots", "--disk 1", "--disk 10MiB", "--disk 33554431",
+                "--deadline 0", "--deadline x", "--deadline 1e9",
                 "--pages giant", "--nonsense", "extra",
                 "--config /nonexistent/file" };
         struct sheaf_config config;
@@ -102,6 +103,12 @@ Test(config, disk_zero_means_none_and_defaults_are_sane)
 
         cr_assert_eq(read_args(&config, "--cache /tmp/x --disk 0"), 0);
         cr_assert_eq(config.disk_bytes, 0);
+        sheaf_config_clear(&config);
+        cr_assert_eq(read_args(&config, "--cache /tmp/x --disk 32MiB"), 0);
+        cr_assert_eq(config.disk_bytes, 32 * SHEAF_MIB);
+        sheaf_config_clear(&config);
+        cr_assert_eq(read_args(&config, "--cache /tmp/x"), 0);
+        cr_assert_geq(config.disk_bytes, SHEAF_DISK_BYTES_MIN);
         cr_assert(config.memory_bytes >= 32 * SHEAF_MIB);
         cr_assert(config.memory_bytes <= 16 * SHEAF_GIB);
         cr_assert_eq(config.deadline_ms, 30000);

@@ -247,6 +247,25 @@ Test(limits, shortage_of_disk_is_a_state)
         flow_stop();
 }
 
+Test(limits, limit_that_is_reached_is_said)
+{
+        flow.memory = "64MiB";
+        flow.disk = "64MiB";
+        for (uint32_t i = 0; i < 8; i++)
+                flow_file(i + 1, LARGE, "f%03u", i);
+        flow_start();
+        flow_ok("sheaf add data %s", flow.origin);
+        read_all(2, LARGE);
+        cr_assert_not(status_says("the disk limit is reached"));
+        read_all(8, LARGE);
+        cr_assert(status_says("the disk limit is reached"));
+        cr_assert_not_null(strstr(flow.last.out, "a larger --disk"));
+        flow_ok("sheaf rm data");
+        cr_assert(flow_until(20, !status_says("the disk limit is reached")),
+                "%s", flow.last.out);
+        flow_stop();
+}
+
 Test(limits, impossible_ones_are_refused)
 {
         static const char *const bad[] = { "--memory -1", "--memory 0",
