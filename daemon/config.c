@@ -7,6 +7,7 @@
 #include "proto/paths.h"
 #include "proto/size.h"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <getopt.h>
 #include <ini.h>
@@ -348,6 +349,33 @@ static int fill_defaults(struct sheaf_config *config)
         return rc ? -EINVAL : 0;
 }
 
+/* Bytes that the cache of an earlier run takes: they are not free, but ours.
+ * Without them the default would halve at each start. */
+static uint64_t cache_bytes(const char *cache_dir)
+{
+        static const char *const parts[] = { "segments", "plain" };
+        char path[PATH_MAX];
+        uint64_t bytes = 0;
+
+        for (size_t i = 0; i < SHEAF_ARRAY_LEN(parts); i++) {
+                struct dirent *entry;
+                struct stat st;
+                DIR *dir;
+
+                snprintf(path, sizeof(path), "%s/%s", cache_dir, parts[i]);
+                dir = opendir(path);
+                if (!dir)
+                        continue;
+                while ((entry = readdir(dir)))
+                        if (!fstatat(dirfd(dir), entry->d_name, &st,
+                                    AT_SYMLINK_NOFOLLOW) &&
+                                S_ISREG(st.st_mode))
+                                bytes += (uint64_t)st.st_blocks * 512;
+                closedir(dir);
+        }
+        return bytes;
+}
+
 /* Half of what is free, and the floor, from the file system of the cache or
  * its nearest existing parent. */
 static void default_disk(struct sheaf_config *config)
@@ -366,9 +394,11 @@ static void default_disk(struct sheaf_config *config)
         uint64_t size = (uint64_t)fs.f_blocks * fs.f_frsize;
         uint64_t free_bytes = (uint64_t)fs.f_bavail * fs.f_frsize;
 
-        if (config->disk_is_default)
+        if (config->disk_is_default) {
+                free_bytes += cache_bytes(config->cache_dir);
                 config->disk_bytes =
                         SHEAF_MAX(free_bytes / 2, SHEAF_DISK_BYTES_MIN);
+        }
         if (config->floor_bytes == UINT64_MAX)
                 config->floor_bytes = SHEAF_MIN(SHEAF_GIB, size / 20);
 }

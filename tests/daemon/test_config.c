@@ -3,6 +3,7 @@
 #include "daemon/config.h"
 
 #include <criterion/criterion.h>
+#include <fcntl.h>
 #include <getopt.h>
 #include <stdio.h>
 #include <sys/stat.h>
@@ -114,4 +115,36 @@ Test(config, disk_zero_means_none_and_defaults_are_sane)
         cr_assert_eq(config.deadline_ms, 30000);
         cr_assert_neq(config.floor_bytes, UINT64_MAX);
         sheaf_config_clear(&config);
+}
+
+Test(config, the_default_limit_counts_what_the_cache_holds)
+{
+        struct sheaf_config config;
+        char dir[] = "/tmp/sheaf-config-XXXXXX", args[256], path[128];
+        uint64_t before, held = 64 * SHEAF_MIB;
+        int fd;
+
+        cr_assert(mkdtemp(dir));
+        snprintf(args, sizeof(args), "--cache %s", dir);
+        cr_assert_eq(read_args(&config, args), 0);
+        before = config.disk_bytes;
+        sheaf_config_clear(&config);
+        snprintf(path, sizeof(path), "%s/segments", dir);
+        cr_assert_eq(mkdir(path, 0700), 0);
+        snprintf(path, sizeof(path), "%s/segments/00000001.seg", dir);
+        fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+        cr_assert(fd >= 0);
+        cr_assert_eq(posix_fallocate(fd, 0, (off_t)held), 0);
+        cr_assert_eq(read_args(&config, args), 0);
+        /* Without the sum it would be half of what was taken less; others
+         * use the disk too, so only that much is asked. */
+        cr_assert(config.disk_bytes + held / 4 > before, "%llu after %llu",
+                (unsigned long long)config.disk_bytes,
+                (unsigned long long)before);
+        sheaf_config_clear(&config);
+        close(fd);
+        unlink(path);
+        snprintf(path, sizeof(path), "%s/segments", dir);
+        rmdir(path);
+        rmdir(dir);
 }
