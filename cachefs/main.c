@@ -6,7 +6,9 @@
  *   exit with its code       <--- the mount answers, or why it does not
  *
  *  1 the parent exits 0 only after the mount has answered a request
- *  2 SIGTERM takes the mount out of the tree at once and ends the process
+ *  2 a mount that replaces another is made and asked in a place of its own;
+ *    until it has answered, nothing happens to the old one
+ *  3 SIGTERM takes the mount out of the tree at once and ends the process
  *    when its last user is gone; a second one ends it now
  *
  * Threads: main runs the loop; a second one settles the mount and waits for
@@ -39,11 +41,12 @@ enum exit_code {
 
 struct mount_args {
         const char *socket, *name;
-        char *dir;         /* absolute; owned */
+        char *dir;         /* where the mount is; absolute; owned */
+        char *place;       /* --replace: where it shall be; owned */
         char *socket_made; /* what @socket points to, if made; owned */
         struct sheaf_fs_options options;
         uint8_t uuid[16];
-        bool has_uuid, foreground;
+        bool has_uuid, foreground, replace;
 };
 
 struct server {
@@ -56,7 +59,8 @@ struct server {
 static const char usage_text[] =
         "usage: sheaf-cachefs [--socket PATH] [--foreground] [--allow-other]\n"
         "                     [--mode auto|small|shard] [--version UUID] "
-        "NAME DIR\n";
+        "[--replace]\n"
+        "                     NAME DIR\n";
 
 /* One byte: the exit code. The text of an error went to standard error. The
  * first verdict counts. */
@@ -141,9 +145,16 @@ static enum exit_code parse_dir(struct mount_args *args, const char *dir)
         return EXIT_DONE;
 }
 
+/* The directory that the user named. */
+static const char *shown_dir(const struct mount_args *args)
+{
+        return args->place ? args->place : args->dir;
+}
+
 static void free_args(struct mount_args *args)
 {
         free(args->dir);
+        free(args->place);
         free(args->socket_made);
 }
 
@@ -158,6 +169,7 @@ static enum exit_code parse_args(int argc, char **argv, struct mount_args *args)
                 { "debug", no_argument, NULL, 'd' },
                 { "no-passthrough", no_argument, NULL, 'p' },
                 { "list-xattrs", no_argument, NULL, 'x' },
+                { "replace", no_argument, NULL, 'r' },
                 { "help", no_argument, NULL, 'h' },
                 { 0 },
         };
@@ -195,6 +207,9 @@ static enum exit_code parse_args(int argc, char **argv, struct mount_args *args)
                         break;
                 case 'x':
                         args->options.list_xattrs = true;
+                        break;
+                case 'r':
+                        args->replace = true;
                         break;
                 case 'h':
                         fputs(usage_text, stdout);
@@ -247,6 +262,55 @@ static enum exit_code clear_place(const struct mount_args *args)
         if (!S_ISDIR(info.st_mode))
                 return fail(EXIT_MOUNT, "%s: not a directory", args->dir);
         return EXIT_DONE;
+}
+
+/* A directory for the mount until it takes its place; only we see into it. */
+static enum exit_code make_staging(struct mount_args *args)
+{
+        static const char *const places[] = { "/run/sheaf-mount.XXXXXX",
+                "/tmp/sheaf-mount.XXXXXX" };
+        struct sheaf_mount mount;
+        bool ours;
+        int rc = sheaf_mounts_at(args->dir, &mount);
+
+        if (rc)
+                return fail(EXIT_MOUNT, "%s: not mounted: %s", args->dir,
+                        strerror(-rc));
+        ours = sheaf_mount_is_ours(&mount);
+        sheaf_mount_clear(&mount);
+        if (!ours)
+                return fail(EXIT_MOUNT, "%s: not a mount of Sheaf", args->dir);
+        for (size_t i = 0; i < SHEAF_ARRAY_LEN(places); i++) {
+                sheaf_autofree char *dir = strdup(places[i]);
+
+                if (!dir || !mkdtemp(dir))
+                        continue;
+                args->place = args->dir;
+                args->dir = sheaf_steal(&dir);
+                return EXIT_DONE;
+        }
+        return fail(EXIT_MOUNT,
+                "no directory for the new mount in /run or /tmp: %s",
+                strerror(errno));
+}
+
+static void remove_staging(const struct mount_args *args)
+{
+        if (args->place && rmdir(args->dir) && errno != ENOENT)
+                syslog(LOG_WARNING, "%s: %s", args->dir, strerror(errno));
+}
+
+/* The mount, which answers, takes its place. */
+static int take_place(struct mount_args *args)
+{
+        int rc = sheaf_mounts_replace(args->dir, args->place);
+
+        if (rc)
+                return rc;
+        remove_staging(args);
+        free(args->dir);
+        args->dir = sheaf_steal(&args->place);
+        return 0;
 }
 
 static enum exit_code open_dataset(const struct mount_args *args,
@@ -310,9 +374,12 @@ static void *attend(void *arg)
         int sig, rc;
 
         rc = sheaf_fs_settle(server->fs, server->args->dir);
+        if (!rc && server->args->place)
+                rc = take_place(server->args);
         if (rc < 0) {
-                send_verdict(server, fail(EXIT_MOUNT, "%s: %s",
-                                             server->args->dir, strerror(-rc)));
+                send_verdict(server,
+                        fail(EXIT_MOUNT, "%s: %s", shown_dir(server->args),
+                                strerror(-rc)));
                 detach(server);
                 return NULL;
         }
@@ -343,8 +410,10 @@ static enum exit_code serve(struct server *server)
         signal(SIGPIPE, SIG_IGN);
         rc = sheaf_fs_mount(server->fs, server->args->dir);
         if (rc < 0)
-                return fail(
-                        EXIT_MOUNT, "%s: cannot be mounted", server->args->dir);
+                return fail(EXIT_MOUNT,
+                        "%s: cannot be mounted; `sheaf doctor` says what is "
+                        "missing",
+                        shown_dir(server->args));
         rc = pthread_create(&thread, NULL, attend, server);
         if (rc)
                 return fail(EXIT_INTERNAL, "thread: %s", strerror(rc));
@@ -370,7 +439,7 @@ static enum exit_code run(struct mount_args *args, int verdict_fd)
         int rc;
 
         openlog("sheaf-cachefs", LOG_PID, LOG_DAEMON);
-        code = clear_place(args);
+        code = args->replace ? make_staging(args) : clear_place(args);
         if (!code)
                 code = open_dataset(args, &session, &dataset);
         if (!code) {
@@ -384,6 +453,7 @@ static enum exit_code run(struct mount_args *args, int verdict_fd)
                 code = serve(&server);
         send_verdict(&server, code);
         sheaf_fs_free(server.fs);
+        remove_staging(args);
         if (dataset)
                 sheaf_dataset_close(dataset);
         if (session)

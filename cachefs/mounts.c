@@ -20,6 +20,10 @@
 
 #define SOURCE_PREFIX "sheaf:"
 
+#ifndef MOVE_MOUNT_BENEATH
+#define MOVE_MOUNT_BENEATH 0x200 /* Linux 6.5 */
+#endif
+
 /* Undoes mountinfo's octal escapes in place. */
 static void unescape(char *text)
 {
@@ -288,6 +292,66 @@ int sheaf_mounts_unmount(const char *dir, bool lazy)
         if (errno != EPERM)
                 return -errno;
         return run_fusermount(dir, lazy);
+}
+
+bool sheaf_mounts_can_move(void)
+{
+        /* The right is asked for before the arguments are looked at. */
+        return move_mount(-1, "", -1, "", 0) && errno != EPERM &&
+               errno != ENOSYS;
+}
+
+/* A second mount of what is at @dir, in no place yet: what lies below a
+ * shared mount, as all does under systemd, cannot itself be moved. */
+static int clone_mount(const char *dir)
+{
+        int fd = open_tree(AT_FDCWD, dir,
+                OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | AT_SYMLINK_NOFOLLOW);
+
+        return fd < 0 ? -errno : fd;
+}
+
+static int attach(int tree_fd, const char *dir, unsigned int flags)
+{
+        return move_mount(tree_fd, "", AT_FDCWD, dir,
+                       MOVE_MOUNT_F_EMPTY_PATH | flags)
+                       ? -errno
+                       : 0;
+}
+
+int sheaf_mounts_replace(const char *from, const char *dir)
+{
+        sheaf_autofd int fresh_fd = clone_mount(from);
+        sheaf_autofd int old_fd = -1;
+        struct sheaf_mount mount;
+        bool ours, beneath;
+        int rc = sheaf_mounts_at(dir, &mount);
+
+        if (rc)
+                return rc;
+        ours = sheaf_mount_is_ours(&mount);
+        sheaf_mount_clear(&mount);
+        if (!ours)
+                return -ENOENT;
+        if (fresh_fd < 0)
+                return fresh_fd;
+        beneath = !attach(fresh_fd, dir, MOVE_MOUNT_BENEATH);
+        if (!beneath) {
+                old_fd = clone_mount(dir);
+                if (old_fd < 0)
+                        return old_fd;
+        }
+        if (umount2(dir, UMOUNT_NOFOLLOW | MNT_DETACH))
+                return -errno;
+        rc = beneath ? 0 : attach(fresh_fd, dir, 0);
+        if (rc) {
+                int back = attach(old_fd, dir, 0);
+
+                return back ? back : rc;
+        }
+        /* In its place it is; should this fail, that was no failure. */
+        umount2(from, UMOUNT_NOFOLLOW | MNT_DETACH);
+        return 0;
 }
 
 int sheaf_mounts_detach_dead(const char *dir)

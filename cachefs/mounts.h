@@ -53,6 +53,16 @@ SHEAF_MUST_CHECK int sheaf_mounts_dead(const char *dir);
  * -EPERM; -errno. Runs fusermount3 when not root. */
 SHEAF_MUST_CHECK int sheaf_mounts_unmount(const char *dir, bool lazy);
 
+/* Whether this process may move mounts about (CAP_SYS_ADMIN, Linux 5.2). */
+bool sheaf_mounts_can_move(void);
+
+/* Puts the mount at @from in the place of Sheaf's mount at @dir, and takes
+ * both from where they were; the old one lives on for those who use it. From
+ * Linux 6.5 on @dir always shows one of the two; before, it is bare for a
+ * moment. On failure the old mount is at @dir, and the one at @from stays. 0;
+ * -ENOENT no mount of Sheaf is at @dir; -errno. */
+SHEAF_MUST_CHECK int sheaf_mounts_replace(const char *from, const char *dir);
+
 /* Lazily unmounts what dead processes of Sheaf left at @dir, and nothing
  * else. Returns how many there were, or -errno. */
 SHEAF_MUST_CHECK int sheaf_mounts_detach_dead(const char *dir);

@@ -10,6 +10,7 @@
 #include <sys/mman.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
+#include <sys/utsname.h>
 #include <sys/wait.h>
 
 TestSuite(lifecycle, .init = flow_init, .fini = flow_fini, .timeout = 80);
@@ -431,5 +432,92 @@ Test(lifecycle, unmount_while_busy)
         cr_assert(flow_until(10,
                           kill(server, 0) != 0 || flow_wait(server, 0) >= 0),
                 "the process of the mount lives on");
+        flow_stop();
+}
+
+/* ---- refresh ---- */
+
+static void begin_refresh(void)
+{
+        flow_file(1, 5000, "f");
+        flow_start();
+        flow_ok("sheaf add data %s", flow.origin);
+        flow_ok("sheaf mount --mode shard data %s", flow.mount);
+        flow_file(2, 6000, "g");
+        flow_ok("sheaf update data");
+        cr_assert_neq(access(flow_path("mount/g"), F_OK), 0);
+}
+
+static void no_staging(void)
+{
+        flow_ok("! grep sheaf-mount /proc/self/mountinfo");
+        flow_ok("! ls -d /run/sheaf-mount.* /tmp/sheaf-mount.* 2>/dev/null");
+}
+
+/* Looks without pause; fails when the place is ever bare. */
+static pid_t watch(const char *path)
+{
+        pid_t pid = flow_fork(0, 0);
+
+        if (pid)
+                return pid;
+        for (double end = flow_now() + 4; flow_now() < end;)
+                if (access(path, F_OK))
+                        _exit(1);
+        _exit(0);
+}
+
+Test(lifecycle, refresh_leaves_no_gap_and_keeps_the_mode)
+{
+        struct utsname kernel;
+        unsigned int major = 0, minor = 0;
+        pid_t server, watcher = 0;
+
+        begin_refresh();
+        uname(&kernel);
+        sscanf(kernel.release, "%u.%u", &major, &minor);
+        if (major > 6 || (major == 6 && minor >= 5))
+                watcher = watch(flow_path("mount/f"));
+        for (int round = 0; round < 5; round++) {
+                server = flow_server(flow.mount);
+                flow_ok("sheaf mount --refresh %s", flow.mount);
+                cr_assert_eq(flow_mounted(flow.mount), 1);
+                cr_assert_eq(
+                        flow_check(flow_path("mount/g"), 2, 6000, 4096), 0);
+                cr_assert(flow_until(5, flow_server(flow.mount) != server));
+        }
+        no_staging();
+        if (watcher)
+                cr_assert_eq(flow_join(watcher, 10), 0, "the place was bare");
+        server = flow_server(flow.mount);
+        flow_ok("tr '\\0' ' ' < /proc/%d/cmdline | grep -- '--mode shard'",
+                (int)server);
+        kill(server, SIGTERM);
+        cr_assert(flow_until(5, flow_mounted(flow.mount) == 0),
+                "SIGTERM leaves the mount");
+        flow_mount("data", flow.mount);
+        flow_ok("sheaf mount --refresh --json %s", flow.mount);
+        flow_umount(flow.mount);
+        flow_stop();
+}
+
+Test(lifecycle, refresh_that_fails_leaves_the_old_mount)
+{
+        pid_t server;
+
+        begin_refresh();
+        server = flow_server(flow.mount);
+        cr_assert_neq(flow_run("sheaf mount --refresh --version "
+                               "00000000-0000-0000-0000-000000000001 %s",
+                              flow.mount),
+                0);
+        cr_assert_neq(
+                flow_run("ulimit -n 8; sheaf mount --refresh %s", flow.mount),
+                0);
+        cr_assert_eq(flow_mounted(flow.mount), 1);
+        cr_assert_eq(flow_server(flow.mount), server);
+        cr_assert_eq(flow_check(flow_path("mount/f"), 1, 5000, 4096), 0);
+        no_staging();
+        flow_umount(flow.mount);
         flow_stop();
 }

@@ -3,11 +3,13 @@
  *
  *  1 the program beside this one is preferred, so that a build tree or an
  *    unpacked archive never runs another release's
- *  2 a refresh asks the daemon for the dataset before it takes the old mount
- *    away, which lives on for those who use it */
+ *  2 a refresh takes the old mount away after a new one has answered, in its
+ *    place or, without the right to move mounts, in another; the old one lives
+ *    on for those who use it */
 #include "cachefs/mounts.h"
 #include "tools/cli/conn.h"
 #include "tools/cli/out.h"
+#include "tools/cli/refresh.h"
 
 #include <limits.h>
 #include <stdio.h>
@@ -88,11 +90,26 @@ static void pass_on(int words_fd, const char *name, char *cause, size_t cap)
         snprintf(cause, cap, "'%s' could not be mounted: %s", name, buf + skip);
 }
 
+static void tell(const struct cli *cli, const char *name, const char *dir)
+{
+        sheaf_autofree char *path = NULL;
+        json_t *o;
+
+        if (!cli->json)
+                return;
+        if (sheaf_mounts_absolute(dir, &path))
+                path = NULL;
+        o = json_object();
+        cli_json_text(o, "dataset", name, strlen(name));
+        cli_json_path(
+                o, "mounted", path ? path : dir, strlen(path ? path : dir));
+        cli_json_print(o);
+}
+
 /* With --json somebody must be left to print the object. */
 static int run_and_tell(const struct cli *cli, const char **argv,
         const char *name, const char *dir)
 {
-        sheaf_autofree char *path = NULL;
         sheaf_autofd int words_fd =
                 cli_flag(cli, "foreground")
                         ? -1
@@ -100,7 +117,6 @@ static int run_and_tell(const struct cli *cli, const char **argv,
         char cause[4200];
         pid_t pid = fork();
         int status;
-        json_t *o;
 
         if (pid < 0)
                 return cli_fail(cli, CLI_MOUNT_FAILED, errno, "fork: %s",
@@ -122,35 +138,8 @@ static int run_and_tell(const struct cli *cli, const char **argv,
                         WIFEXITED(status) ? WEXITSTATUS(status)
                                           : CLI_MOUNT_FAILED,
                         EIO, "%s", cause);
-        if (sheaf_mounts_absolute(dir, &path))
-                path = NULL;
-        o = json_object();
-        cli_json_text(o, "dataset", name, strlen(name));
-        cli_json_path(
-                o, "mounted", path ? path : dir, strlen(path ? path : dir));
-        cli_json_print(o);
+        tell(cli, name, dir);
         return CLI_OK;
-}
-
-/* Whether the mount with this id lets other users in. */
-static bool allows_other(unsigned int id)
-{
-        sheaf_autofree char *line = NULL;
-        FILE *file = fopen("/proc/self/mountinfo", "re");
-        unsigned int have;
-        size_t room = 0;
-        bool found = false;
-
-        if (!file)
-                return false;
-        while (!found && getline(&line, &room, file) > 0) {
-                const char *rest = strstr(line, " - ");
-
-                found = sscanf(line, "%u ", &have) == 1 && have == id && rest &&
-                        strstr(rest, "allow_other");
-        }
-        fclose(file);
-        return found;
 }
 
 /* Fails unless the daemon still has the dataset. */
@@ -167,94 +156,172 @@ static int check_dataset(const struct cli *cli, const char *name)
         return cli_conn_call(conn, &env, NULL, 0, NULL, NULL);
 }
 
-/* Takes the mount at @dir away. @given: the name that it must show, or NULL.
- * @ret_name: what it shows, owned by the caller. */
-static int take_away(const struct cli *cli, const char *given, const char *dir,
-        char **ret_name, bool *ret_allow_other)
+/* What the mount process is told. */
+struct plan {
+        const char *name, *dir, *mode, *version;
+        bool allow_other, foreground, replace;
+};
+
+static void fill_argv(const struct cli *cli, const struct plan *plan,
+        const char *argv[ARGS_MAX])
 {
-        sheaf_autofree char *path = NULL;
-        sheaf_autofree char *name = NULL;
-        struct sheaf_mount mount;
-        bool ours, other;
-        int rc = sheaf_mounts_absolute(dir, &path);
+        size_t n = 0;
 
-        if (!rc)
-                rc = sheaf_mounts_at(path, &mount);
-        if (rc)
-                return cli_fail(cli, CLI_OK, -rc, "'%s' is not mounted: %s",
-                        dir, strerror(-rc));
-        ours = sheaf_mount_is_ours(&mount);
-        other = allows_other(mount.id);
-        name = strdup(mount.dataset);
-        sheaf_mount_clear(&mount);
-        if (!ours || !name)
-                return cli_fail(cli, CLI_NOT_FOUND, ENOENT,
-                        "'%s' is not a mount of Sheaf", dir);
-        if (given && strcmp(given, name))
-                return cli_fail(cli, CLI_FAILED, EINVAL,
-                        "'%s' shows %s, not %s", dir, name, given);
-        rc = check_dataset(cli, name);
-        if (rc)
-                return rc;
-        rc = sheaf_mounts_unmount(path, true);
-        if (rc)
-                return cli_fail(cli, CLI_MOUNT_FAILED, -rc,
-                        "cannot take the old mount at '%s' away: %s", dir,
-                        strerror(-rc));
-        *ret_name = sheaf_steal(&name);
-        *ret_allow_other = other;
-        return CLI_OK;
-}
-
-static size_t add_option(const struct cli *cli, const char **argv, size_t n,
-        const char *name, const char *word)
-{
-        const char *value = cli_value(cli, name);
-
-        if (!value)
-                return n;
-        argv[n++] = word;
-        if (*value)
-                argv[n++] = value;
-        return n;
-}
-
-static int run(struct cli *cli)
-{
-        sheaf_autofree char *shown = NULL;
-        const char *dir = cli->args[cli->arg_count - 1];
-        const char *name = cli->arg_count > 1 ? cli->args[0] : NULL;
-        const char *argv[ARGS_MAX] = { PROGRAM };
-        bool allow_other = cli_flag(cli, "allow-other");
-        size_t n = 1;
-
-        if (cli_flag(cli, "refresh")) {
-                bool before = false;
-                int rc = take_away(cli, name, dir, &shown, &before);
-
-                if (rc)
-                        return rc;
-                name = shown;
-                allow_other |= before;
-        } else if (!name) {
-                return cli_usage(cli, "needs NAME DIR");
-        }
+        argv[n++] = PROGRAM;
         if (cli->socket) {
                 argv[n++] = "--socket";
                 argv[n++] = cli->socket;
         }
-        n = add_option(cli, argv, n, "mode", "--mode");
-        n = add_option(cli, argv, n, "version", "--version");
-        n = add_option(cli, argv, n, "foreground", "--foreground");
-        if (allow_other)
+        if (plan->mode && *plan->mode) {
+                argv[n++] = "--mode";
+                argv[n++] = plan->mode;
+        }
+        if (plan->version) {
+                argv[n++] = "--version";
+                argv[n++] = plan->version;
+        }
+        if (plan->foreground)
+                argv[n++] = "--foreground";
+        if (plan->allow_other)
                 argv[n++] = "--allow-other";
+        if (plan->replace)
+                argv[n++] = "--replace";
         argv[n++] = "--";
-        argv[n++] = name;
-        argv[n++] = dir;
+        argv[n++] = plan->name;
+        argv[n++] = plan->dir;
         argv[n] = NULL;
-        if (cli->json && !cli_flag(cli, "foreground"))
-                return run_and_tell(cli, argv, name, dir);
+}
+
+static int mount_plan(const struct cli *cli, const struct plan *plan)
+{
+        const char *argv[ARGS_MAX];
+
+        fill_argv(cli, plan, argv);
+        if (cli->json && !plan->foreground)
+                return run_and_tell(cli, argv, plan->name, plan->dir);
         return become(cli, argv);
+}
+
+/* The same in a child, which says on stderr what fails. 0 or an exit code. */
+static int mount_quietly(const struct cli *cli, const struct plan *plan)
+{
+        struct cli child = *cli;
+        const char *argv[ARGS_MAX];
+        int status;
+        pid_t pid;
+
+        child.json = false;
+        fill_argv(&child, plan, argv);
+        pid = fork();
+        if (pid == 0)
+                _exit(become(&child, argv));
+        while (pid > 0 && waitpid(pid, &status, 0) < 0)
+                if (errno != EINTR)
+                        return CLI_MOUNT_FAILED;
+        return pid > 0 && WIFEXITED(status) ? WEXITSTATUS(status)
+                                            : CLI_MOUNT_FAILED;
+}
+
+/* Whether what is planned can be mounted at all: in a directory of its own,
+ * and away again. 0 or an exit code. */
+static int try_out(const struct cli *cli, const struct plan *plan)
+{
+        const char *runtime = getenv("XDG_RUNTIME_DIR");
+        struct plan trial = *plan;
+        char dir[PATH_MAX];
+        int rc;
+
+        snprintf(dir, sizeof(dir), "%s/sheaf-mount.XXXXXX",
+                runtime && *runtime ? runtime : "/tmp");
+        if (!mkdtemp(dir)) {
+                snprintf(dir, sizeof(dir), "/tmp/sheaf-mount.XXXXXX");
+                if (!mkdtemp(dir))
+                        return cli_exit_of(errno);
+        }
+        trial.dir = dir;
+        trial.foreground = false;
+        rc = mount_quietly(cli, &trial);
+        if (!rc && sheaf_mounts_unmount(dir, true))
+                rc = CLI_MOUNT_FAILED;
+        rmdir(dir);
+        return rc;
+}
+
+/* Without the right to move mounts: try, take the old one away, mount. */
+static int swap(const struct cli *cli, const struct plan *plan,
+        const struct cli_old_mount *old)
+{
+        struct plan back = *plan;
+        int rc = try_out(cli, plan);
+
+        if (rc)
+                return cli_fail(cli, rc, EIO,
+                        "the new mount failed; the old one at '%s' stays",
+                        plan->dir);
+        rc = sheaf_mounts_unmount(old->dir, true);
+        if (rc)
+                return cli_fail(cli, CLI_MOUNT_FAILED, -rc,
+                        "cannot take the old mount at '%s' away: %s", plan->dir,
+                        strerror(-rc));
+        if (plan->foreground)
+                return mount_plan(cli, plan);
+        rc = mount_quietly(cli, plan);
+        if (!rc) {
+                tell(cli, plan->name, plan->dir);
+                return CLI_OK;
+        }
+        back.version = *old->version ? old->version : NULL;
+        back.mode = old->mode;
+        back.allow_other = old->allow_other;
+        if (mount_quietly(cli, &back))
+                return cli_fail(cli, rc, EIO,
+                        "the new mount failed, and the old one, which is gone "
+                        "from '%s', could not be mounted again",
+                        plan->dir);
+        return cli_fail(cli, rc, EIO,
+                "the new mount failed; '%s' shows the old version again",
+                plan->dir);
+}
+
+static int refresh(const struct cli *cli, struct plan *plan)
+{
+        __attribute__((
+                cleanup(cli_old_mount_clear))) struct cli_old_mount old = { 0 };
+        int rc = cli_old_mount_look(cli, plan->name, plan->dir, &old);
+
+        if (!rc)
+                rc = check_dataset(cli, old.dataset);
+        if (rc)
+                return rc;
+        plan->name = old.dataset;
+        plan->dir = old.dir;
+        plan->allow_other |= old.allow_other;
+        if (!plan->mode)
+                plan->mode = old.mode;
+        if (!sheaf_mounts_can_move())
+                return swap(cli, plan, &old);
+        plan->replace = true;
+        return mount_plan(cli, plan);
+}
+
+static int run(struct cli *cli)
+{
+        sheaf_autofree char *path = NULL;
+        struct plan plan = { .dir = cli->args[cli->arg_count - 1],
+                .name = cli->arg_count > 1 ? cli->args[0] : NULL,
+                .mode = cli_value(cli, "mode"),
+                .version = cli_value(cli, "version"),
+                .allow_other = cli_flag(cli, "allow-other"),
+                .foreground = cli_flag(cli, "foreground") };
+
+        if (cli_flag(cli, "refresh"))
+                return refresh(cli, &plan);
+        if (!plan.name)
+                return cli_usage(cli, "needs NAME DIR");
+        /* A refresh finds the process by this. */
+        if (!sheaf_mounts_absolute(plan.dir, &path))
+                plan.dir = path;
+        return mount_plan(cli, &plan);
 }
 
 static const struct cli_option options[] = {
