@@ -129,17 +129,28 @@ static int open_upper(struct sheaf_daemon *d)
         if (rc == -EEXIST)
                 return sheaf_log_rc(rc, SHEAF_LOG_ERROR, "cannot listen",
                         "socket=%s why=\"a file that is not a socket is "
-                        "there; it was left alone\"",
+                        "there; it was left alone\" remedy=\"remove it, or "
+                        "give another --socket\"",
                         d->config->socket);
         if (rc)
                 return sheaf_log_rc(rc, SHEAF_LOG_ERROR, "cannot listen",
-                        "socket=%s", d->config->socket);
+                        "socket=%s remedy=\"another --socket, in a directory "
+                        "that can be written and where nobody listens\"",
+                        d->config->socket);
         return sheaf_grants_new(d, &d->grants);
 }
 
 static int start(struct sheaf_daemon *d)
 {
-        int rc = open_store(d);
+        int rc;
+
+        if (access(d->config->reader, X_OK))
+                return sheaf_log_rc(-errno, SHEAF_LOG_ERROR,
+                        "sheaf-reader cannot be run",
+                        "path=%s remedy=\"it is part of Sheaf: install it "
+                        "there or beside sheafd\"",
+                        d->config->reader);
+        rc = open_store(d);
 
         if (rc)
                 return sheaf_log_rc(rc, SHEAF_LOG_ERROR, "cache not opened",

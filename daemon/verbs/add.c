@@ -247,6 +247,11 @@ static void listed(struct sheaf_origin_list *list, int rc, int memfd,
                         rc == -ETIMEDOUT
                                 ? "the origin stopped answering while it was "
                                   "listed"
+                        : rc == -EACCES
+                                ? "its owner cannot read the origin without "
+                                  "root's rights, which readers never have; "
+                                  "add it as the user who owns it: sudo -u "
+                                  "USER sheaf add ..."
                                 : "the origin cannot be listed");
                 return;
         }
