@@ -146,6 +146,7 @@ static void job_answer(struct listing_job *job)
         ds->listing = false;
         sheaf_dataset_fill_info(
                 ds, sheaf_registry_version(ds, NULL), &info, &space);
+        info.unchanged = job->unchanged;
         env.id = job->call.id;
         env.body_case = SHEAF__ENVELOPE__BODY_DATASET_INFO;
         env.dataset_info = &info;

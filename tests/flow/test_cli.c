@@ -195,6 +195,7 @@ Test(cli, text_of_every_verb)
         flow_ok("sheaf seal data");
         flow_ok("sheaf verify data");
         flow_ok("sheaf update data");
+        cr_assert(strstr(flow.last.out, "unchanged"), "%s", flow.last.out);
         cr_assert_neq(flow_run("sheaf warmup data d1/none"), 0);
         cr_assert(strstr(flow.last.err, "d1/none") ||
                           strstr(flow.last.out, "d1/none"),

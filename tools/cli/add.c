@@ -75,6 +75,9 @@ static void print(struct outcome *out, const struct cli *cli, bool followed)
         if (cli->json) {
                 json_t *o = info ? cli_report_dataset(info) : json_object();
 
+                if (info)
+                        json_object_set_new(
+                                o, "unchanged", json_boolean(info->unchanged));
                 cli_findings_end(&out->findings, o);
                 cli_json_print(o);
                 return;
@@ -88,7 +91,8 @@ static void print(struct outcome *out, const struct cli *cli, bool followed)
                 cli_count_text(info->dirs, dirs));
         if (info->links)
                 printf(", %s links", cli_count_text(info->links, links));
-        printf(" (version %llu)\n", (unsigned long long)info->serial);
+        printf(" (version %llu%s)\n", (unsigned long long)info->serial,
+                info->unchanged ? ", unchanged" : "");
         print_left_out(out, followed);
 }
 
