@@ -2,6 +2,7 @@
 /* Clients that speak the protocol to do harm. Each ends refused with an error
  * or disconnected, while others go on reading right bytes and the daemon
  * neither grows nor keeps anything. */
+#include "tests/flow/peer.h"
 #include "tests/flow/harness.h"
 
 #include "proto/layout_shm.h"
@@ -21,130 +22,8 @@
 #define LARGE    9000001
 #define GROWTH   (UINT64_C(120) << 20) /* sanitizers keep freed memory */
 
-struct peer {
-        int sock;
-        uint64_t id;
-};
-
 static long fds_before;
 static uint64_t rss_before;
-
-/* ---- talking ---- */
-
-static Sheaf__Envelope envelope(
-        struct peer *p, Sheaf__Envelope__BodyCase body, void *of_body)
-{
-        Sheaf__Envelope env = SHEAF__ENVELOPE__INIT;
-
-        env.id = ++p->id;
-        env.body_case = body;
-        env.hello = of_body; /* all members of the union are pointers */
-        return env;
-}
-
-/* Waits for the last reply to @id; what comes before is dropped, but its
- * descriptors are kept in @keep. 0; -ECONNRESET; -ETIMEDOUT. */
-static int await(struct peer *p, uint64_t id, struct sheaf_wire_msg *ret_msg,
-        int *keep, size_t *kept)
-{
-        double end = flow_now() + 20;
-
-        while (flow_now() < end) {
-                struct pollfd pfd = { .fd = p->sock, .events = POLLIN };
-                struct sheaf_wire_msg msg;
-
-                if (poll(&pfd, 1, 1000) <= 0)
-                        continue;
-                if (sheaf_wire_recv(p->sock, &msg) <= 0)
-                        return -ECONNRESET;
-                if (msg.env->id == id && !msg.env->more) {
-                        *ret_msg = msg;
-                        return 0;
-                }
-                for (size_t i = 0; keep && i < msg.fd_count; i++)
-                        keep[(*kept)++] = sheaf_wire_take_fd(&msg, i);
-                sheaf_wire_msg_free(&msg);
-        }
-        return -ETIMEDOUT;
-}
-
-/* Sends and waits: 0, the daemon's -errno, or -ECONNRESET. */
-static int call(struct peer *p, Sheaf__Envelope env, const int *fds, size_t n)
-{
-        struct sheaf_wire_msg msg;
-        int rc = sheaf_wire_send(p->sock, &env, fds, n);
-
-        if (rc)
-                return -ECONNRESET;
-        rc = await(p, env.id, &msg, NULL, NULL);
-        if (rc)
-                return rc;
-        if (msg.env->body_case == SHEAF__ENVELOPE__BODY_ERROR)
-                rc = -msg.env->error->errno_value;
-        sheaf_wire_msg_free(&msg);
-        return rc;
-}
-
-static int hello(struct peer *p)
-{
-        Sheaf__Hello body = SHEAF__HELLO__INIT;
-
-        body.layout_max = SHEAF_SHM_LAYOUT;
-        body.kind = (char *)"lib";
-        body.name = (char *)"hostile";
-        return call(
-                p, envelope(p, SHEAF__ENVELOPE__BODY_HELLO, &body), NULL, 0);
-}
-
-static struct peer dial(const char *path)
-{
-        struct peer p = { .sock = sheaf_wire_connect(path) };
-
-        cr_assert(p.sock >= 0);
-        return p;
-}
-
-static struct peer greet(void)
-{
-        struct peer p = dial(flow.socket);
-
-        cr_assert_eq(hello(&p), 0);
-        return p;
-}
-
-/* Opens "data"; all descriptors that came along are in @fds: hazard array,
- * extents and locks, then listing, table, meter as the last three. */
-static uint32_t open_data(
-        struct peer *p, const char *name, int *fds, size_t *count)
-{
-        Sheaf__OpenDataset body = SHEAF__OPEN_DATASET__INIT;
-        Sheaf__Envelope env;
-        struct sheaf_wire_msg msg;
-        uint32_t handle;
-
-        body.name = (char *)name;
-        body.map = true;
-        env = envelope(p, SHEAF__ENVELOPE__BODY_OPEN_DATASET, &body);
-        *count = 0;
-        cr_assert_eq(sheaf_wire_send(p->sock, &env, NULL, 0), 0);
-        cr_assert_eq(await(p, env.id, &msg, fds, count), 0);
-        cr_assert_eq(msg.env->body_case, SHEAF__ENVELOPE__BODY_DATASET_OPENED);
-        handle = msg.env->dataset_opened->handle;
-        for (size_t i = 0; i < msg.fd_count; i++)
-                fds[(*count)++] = sheaf_wire_take_fd(&msg, i);
-        sheaf_wire_msg_free(&msg);
-        return handle;
-}
-
-static Sheaf__Envelope fetch_of(struct peer *p, Sheaf__Fetch *body,
-        uint32_t handle, uint64_t *items, size_t n)
-{
-        sheaf__fetch__init(body);
-        body->handle = handle;
-        body->item = items;
-        body->n_item = n;
-        return envelope(p, SHEAF__ENVELOPE__BODY_FETCH, body);
-}
 
 /* ---- the system and the others ---- */
 
