@@ -198,12 +198,13 @@ Test(plain, damage_that_a_read_dropped_is_not_found_again_by_the_check)
                 usleep(200000);
                 ref = kit_ref(&v, 1);
                 sheaf_store_bad(kit.store, &ref);
-                cr_assert_eq(kit_stats(&kit).bad_payloads, refetch + 1);
+                cr_assert_eq(
+                        kit_stats(&kit).bad_payloads, (uint64_t)refetch + 1);
                 if (refetch)
                         cr_assert_eq(kit_write(&kit, &v, 1), 0);
                 wait_checked(&kit, plain);
-                cr_assert_eq(kit_stats(&kit).bad_payloads, refetch + 1,
-                        "counted once");
+                cr_assert_eq(kit_stats(&kit).bad_payloads,
+                        (uint64_t)refetch + 1, "counted once");
                 if (!refetch)
                         cr_assert_eq(kit_write(&kit, &v, 1), 0);
                 cr_assert_eq(kit_read(&kit, &v, 1), 0, "the new copy stays");
