@@ -243,6 +243,12 @@ Test(main, without_root)
                 mounted_rescue(&m);
                 cr_skip_test("needs root to become another user");
         }
+        /* fusermount3 looks there for what a user may unmount */
+        if (access("/etc/mtab", F_OK)) {
+                printf("SKIP: without_root: there is no /etc/mtab\n");
+                remove_all();
+                return;
+        }
         /* a device for all users, as everywhere but in small containers */
         cr_assert(!unshare(CLONE_NEWNS));
         cr_assert(!mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL));
