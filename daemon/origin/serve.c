@@ -9,6 +9,11 @@
  *    all of them run. A tick without a job begun wakes the others too
  *  4 a listing runs in a thread of its own, one at a time
  *
+ *  5 a slot is used again only after its result went to the daemon and came
+ *    back as a new request. C knows no order between two processes, so the
+ *    outbox's lock carries it: given back before the result is sent, taken
+ *    after the request is received
+ *
  * Locks: jobs.lock and outbox.lock, never both. */
 #include "daemon/origin/reader.h"
 #include "daemon/origin/origin.h"
@@ -260,6 +265,8 @@ static void take_reads(const SheafReader__Reads *reads)
         int woken;
 
         atomic_fetch_add(&jobs.outstanding, reads->n_read);
+        pthread_mutex_lock(&outbox.lock); /* invariant 5 */
+        pthread_mutex_unlock(&outbox.lock);
         for (size_t i = 0; i < reads->n_read; i++) {
                 const SheafReader__Read *read = reads->read[i];
                 struct job *job;
