@@ -1,0 +1,345 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Much of everything, again and again: what the daemon holds outside its
+ * arena depends on what there is now, not on what there was.
+ *
+ *   SCALE_DATASETS, SCALE_FILES   datasets that come and go, files in each
+ *   SCALE_ROUNDS, SCALE_MINUTES   rounds of them; minutes end them before
+ *   SCALE_MANY, SCALE_CLIENTS     datasets at once, client processes
+ *   SCALE_FOLDER                  entries of one folder
+ *
+ *  1 counts (descriptors, processes, maps, pages of the catalog) are compared
+ *    between moments when the same datasets exist; memory has a margin, since
+ *    the allocator keeps what it was given */
+#include "tests/flow/harness.h"
+
+#include <criterion/criterion.h>
+#include <dirent.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <sys/stat.h>
+
+TestSuite(scale, .init = flow_init, .fini = flow_fini, .timeout = 100000);
+
+#define FOLDERS 10
+
+static uint64_t setting(const char *name, uint64_t other)
+{
+        const char *value = getenv(name);
+
+        return value ? strtoull(value, NULL, 10) : other;
+}
+
+static uint64_t rng = 88172645463325252;
+
+static uint64_t pick(uint64_t n)
+{
+        rng ^= rng << 13;
+        rng ^= rng >> 7;
+        rng ^= rng << 17;
+        return rng % n;
+}
+
+/* ---- what a daemon holds ---- */
+
+struct held {
+        long fds, maps, readers;
+        uint64_t memory, memfds, reader_memory; /* bytes */
+        uint64_t catalog, versions;             /* bytes, directories */
+        double status_ms, warm_us, cold_us;     /* medians */
+};
+
+static uint64_t children_memory(pid_t parent, long *ret_count)
+{
+        DIR *proc = opendir("/proc");
+        struct dirent *entry;
+        uint64_t sum = 0;
+
+        *ret_count = 0;
+        while (proc && (entry = readdir(proc))) {
+                char path[64];
+                FILE *file;
+                int pid, of;
+
+                snprintf(path, sizeof(path), "/proc/%d/stat",
+                        atoi(entry->d_name));
+                file = fopen(path, "re");
+                if (!file)
+                        continue;
+                if (fscanf(file, "%d (%*[^)]) %*c %d", &pid, &of) == 2 &&
+                        of == parent) {
+                        ++*ret_count;
+                        sum += flow_rss(pid);
+                }
+                fclose(file);
+        }
+        if (proc)
+                closedir(proc);
+        return sum;
+}
+
+static uint64_t memfd_bytes(pid_t pid)
+{
+        const char *path = flow_path("../../proc/%d/fd", (int)pid);
+        DIR *dir = opendir(path);
+        struct dirent *entry;
+        uint64_t sum = 0;
+
+        while (dir && (entry = readdir(dir))) {
+                char target[128];
+                struct stat st;
+                ssize_t n = readlinkat(
+                        dirfd(dir), entry->d_name, target, sizeof(target) - 1);
+
+                if (n <= 0)
+                        continue;
+                target[n] = '\0';
+                if (strstr(target, "memfd:") && !strstr(target, "arena") &&
+                        !fstatat(dirfd(dir), entry->d_name, &st, 0))
+                        sum += (uint64_t)st.st_blocks * 512;
+        }
+        if (dir)
+                closedir(dir);
+        return sum;
+}
+
+static long count_lines(const char *path)
+{
+        char buf[1 << 16];
+        long lines = 0;
+        int fd = open(path, O_RDONLY | O_CLOEXEC);
+        ssize_t n;
+
+        while (fd >= 0 && (n = read(fd, buf, sizeof(buf))) > 0)
+                for (ssize_t i = 0; i < n; i++)
+                        lines += buf[i] == '\n';
+        if (fd >= 0)
+                close(fd);
+        return lines;
+}
+
+static uint64_t count_entries(const char *path)
+{
+        DIR *dir = opendir(path);
+        uint64_t count = 0;
+
+        while (dir && readdir(dir))
+                count++;
+        if (dir)
+                closedir(dir);
+        return count < 2 ? 0 : count - 2;
+}
+
+static void measure(struct held *held)
+{
+        pid_t pid = flow.daemon;
+        struct stat st = { 0 };
+
+        held->fds = flow_fds(pid);
+        held->maps = count_lines(flow_path("../../proc/%d/maps", (int)pid));
+        held->memory = flow_rss(pid);
+        held->memfds = memfd_bytes(pid);
+        held->reader_memory = children_memory(pid, &held->readers);
+        stat(flow_path("cache/catalog/data.mdb"), &st);
+        held->catalog = (uint64_t)st.st_size;
+        held->versions = count_entries(flow_path("cache/versions"));
+}
+
+static void print_held(const char *when, const struct held *h)
+{
+        fprintf(stderr,
+                "scale: %s fds=%ld maps=%ld readers=%ld anon_mib=%.1f "
+                "memfd_mib=%.1f readers_mib=%.1f catalog_mib=%.2f "
+                "versions=%llu status_ms=%.1f warm_us=%.1f cold_us=%.0f\n",
+                when, h->fds, h->maps, h->readers, (double)h->memory / 1048576,
+                (double)h->memfds / 1048576, (double)h->reader_memory / 1048576,
+                (double)h->catalog / 1048576, (unsigned long long)h->versions,
+                h->status_ms, h->warm_us, h->cold_us);
+}
+
+/* ---- datasets that come and go ---- */
+
+static uint64_t datasets, files;
+static uint8_t *generation; /* of each file */
+
+static uint32_t id_of(uint64_t d, uint64_t f)
+{
+        return (uint32_t)((d * files + f) * 64 + generation[d * files + f]) + 1;
+}
+
+static uint64_t len_of(uint32_t id)
+{
+        return 100 + id * 2654435761u % 900;
+}
+
+static void write_file(uint64_t d, uint64_t f)
+{
+        uint32_t id = id_of(d, f);
+        uint64_t len = len_of(id);
+        char path[PATH_MAX];
+        uint8_t buf[1000];
+        int fd;
+
+        snprintf(path, sizeof(path), "%s/d%llu/f%llu/%06llu", flow.origin,
+                (unsigned long long)d, (unsigned long long)(f % FOLDERS),
+                (unsigned long long)f);
+        fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+        cr_assert(fd >= 0, "%s: %s", path, strerror(errno));
+        flow_stamp_bytes(buf, id, 0, len);
+        cr_assert_eq(write(fd, buf, len), (ssize_t)len);
+        close(fd);
+}
+
+static void make_origins(void)
+{
+        generation = calloc(datasets, files);
+        cr_assert(generation);
+        for (uint64_t d = 0; d < datasets; d++) {
+                mkdir(flow_path("origin/d%d", (int)d), 0755);
+                for (int i = 0; i < FOLDERS; i++)
+                        mkdir(flow_path("origin/d%d/f%d", (int)d, i), 0755);
+                for (uint64_t f = 0; f < files; f++)
+                        write_file(d, f);
+        }
+}
+
+/* One of a hundred files, all in one folder. */
+static void change_origin(uint64_t d, uint64_t folder)
+{
+        for (uint64_t i = 0; i < files / 100; i++) {
+                uint64_t f = pick(files / FOLDERS) * FOLDERS + folder;
+                uint8_t *g = &generation[d * files + f];
+
+                *g = (*g + 1) % 64;
+                write_file(d, f);
+        }
+}
+
+static int by_value(const void *a, const void *b)
+{
+        double x = *(const double *)a, y = *(const double *)b;
+
+        return (x > y) - (x < y);
+}
+
+#define READS 60
+
+/* Median microseconds of reading some files of a folder. */
+static double read_folder(uint64_t d, uint64_t folder)
+{
+        struct sheaf_session *session;
+        struct sheaf_dataset *dataset;
+        double took[READS];
+        char path[64];
+
+        snprintf(path, sizeof(path), "d%llu", (unsigned long long)d);
+        cr_assert_eq(flow_open(path, &session, &dataset), 0, "%s",
+                sheaf_last_error());
+        for (int i = 0; i < READS; i++) {
+                uint64_t f =
+                        (uint64_t)i * 31 % (files / FOLDERS) * FOLDERS + folder;
+                uint32_t id = id_of(d, f);
+                double start = flow_now();
+                int rc;
+
+                snprintf(path, sizeof(path), "f%llu/%06llu",
+                        (unsigned long long)folder, (unsigned long long)f);
+                rc = flow_check_view(dataset, path, id, len_of(id));
+                cr_assert_eq(rc, 0, "d%d %s: %s: %s", (int)d, path,
+                        strerror(-rc), sheaf_last_error());
+                took[i] = (flow_now() - start) * 1e6;
+        }
+        flow_close(session, dataset);
+        qsort(took, READS, sizeof(*took), by_value);
+        return took[READS / 2];
+}
+
+/* Removed, added, read, changed, updated, read. Changes lie in another folder
+ * than reads: a file that changed just now is not read for two seconds. */
+static void round_of(uint64_t d, uint64_t cycle, struct held *held)
+{
+        uint64_t read = cycle % FOLDERS, change = (cycle + 5) % FOLDERS;
+        int n = (int)d;
+
+        if (cycle)
+                flow_ok("sheaf rm d%d", n);
+        flow_ok("sheaf add d%d %s/d%d", n, flow.origin, n);
+        held->cold_us = read_folder(d, read);
+        flow_ok("sheaf warmup d%d f%d --quiet", n, (int)read);
+        change_origin(d, change);
+        flow_ok("sheaf update d%d", n);
+        held->warm_us = read_folder(d, read);
+        flow_ok("sheaf status --json >/dev/null");
+        held->status_ms = flow.last.seconds * 1e3;
+}
+
+static void median_of(struct held *held, const struct held *rounds)
+{
+        double v[3][64];
+
+        for (uint64_t i = 0; i < datasets; i++) {
+                v[0][i] = rounds[i].status_ms;
+                v[1][i] = rounds[i].warm_us;
+                v[2][i] = rounds[i].cold_us;
+        }
+        for (int k = 0; k < 3; k++)
+                qsort(v[k], datasets, sizeof(double), by_value);
+        held->status_ms = v[0][datasets / 2];
+        held->warm_us = v[1][datasets / 2];
+        held->cold_us = v[2][datasets / 2];
+}
+
+static void is_flat(const struct held *from, const struct held *to)
+{
+        cr_assert_leq(to->fds, from->fds + 8);
+        cr_assert_leq(to->maps, from->maps + 64);
+        cr_assert_leq(to->readers, from->readers);
+        cr_assert_leq(to->versions, from->versions + 2);
+        cr_assert_leq(to->catalog, from->catalog * 3 / 2 + (1 << 20));
+        cr_assert_leq(to->memory, from->memory * 3 / 2 + 64 * SHEAF_MIB);
+        cr_assert_leq(to->memfds, from->memfds * 5 / 4 + SHEAF_MIB);
+        cr_assert_leq(to->reader_memory,
+                from->reader_memory * 3 / 2 + 64 * SHEAF_MIB);
+}
+
+Test(scale, datasets_come_and_go)
+{
+        double minutes = (double)setting("SCALE_MINUTES", 0), start;
+        uint64_t rounds = setting("SCALE_ROUNDS", minutes ? UINT64_MAX : 50);
+        struct held first = { 0 }, last = { 0 }, each[64];
+        char when[64];
+
+        datasets = setting("SCALE_DATASETS", 10);
+        files = setting("SCALE_FILES", 2000);
+        cr_assert(datasets <= 64 && files >= 1000);
+        flow.memory = "256MiB";
+        flow.disk = files > 10000 ? "512MiB" : "64MiB";
+        flow.run_limit_s = 300;
+        make_origins();
+        flow_sleep(2.2); /* until files count as settled */
+        flow_start();
+        start = flow_now();
+        for (uint64_t r = 0; r < rounds; r++) {
+                if (minutes && flow_now() - start > minutes * 60)
+                        break;
+                round_of(r % datasets, r / datasets, &each[r % datasets]);
+                if (r % datasets != datasets - 1)
+                        continue;
+                /* What was removed has gone: two versions a dataset remain. */
+                cr_assert(flow_until(
+                        30, count_entries(flow_path("cache/versions")) <=
+                                    2 * datasets));
+                measure(&last);
+                median_of(&last, each);
+                snprintf(when, sizeof(when),
+                        "%.0f s, round %llu:", flow_now() - start,
+                        (unsigned long long)r + 1);
+                print_held(when, &last);
+                if (r / datasets == 1)
+                        first = last;
+        }
+        cr_assert(first.fds, "at least two cycles");
+        is_flat(&first, &last);
+        flow_stop();
+        free(generation);
+}
