@@ -43,6 +43,8 @@ static const char usage_text[] =
         "      --deadline SECONDS  bound on every read and wait (default 30)\n"
         "      --pages WHAT        auto, hugetlb, thp or small\n"
         "      --no-uring          do disk I/O with threads\n"
+        "      --fuse-cache        take a cache on a FUSE file system, which\n"
+        "                          this machine alone uses\n"
         "      --config FILE       read settings from FILE: lines such as\n"
         "                          memory = 32GiB\n"
         "      --foreground        stay in the foreground, log to stderr\n"
@@ -65,6 +67,7 @@ enum setting {
         DEADLINE,
         PAGES,
         NO_URING,
+        FUSE_CACHE,
         CONFIG,
         FOREGROUND,
         READER,
@@ -81,6 +84,7 @@ static const struct option options[] = {
         { "deadline", required_argument, NULL, DEADLINE },
         { "pages", required_argument, NULL, PAGES },
         { "no-uring", no_argument, NULL, NO_URING },
+        { "fuse-cache", no_argument, NULL, FUSE_CACHE },
         { "reader", required_argument, NULL, READER },
         { "config", required_argument, NULL, CONFIG },
         { "foreground", no_argument, NULL, FOREGROUND },
@@ -204,6 +208,9 @@ static int apply(struct sheaf_config *config, int setting, const char *value)
                 return set_pages(config, value);
         case NO_URING:
                 config->no_uring = true;
+                return 0;
+        case FUSE_CACHE:
+                config->fuse_cache = true;
                 return 0;
         case FOREGROUND:
                 config->foreground = true;

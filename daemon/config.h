@@ -18,6 +18,7 @@ struct sheaf_config {
         enum sheaf_pages pages;
         bool foreground;
         bool no_uring;
+        bool fuse_cache; /* FUSE below the cache is this machine's alone */
 };
 
 /* The least disk space of which a cache makes any use. */

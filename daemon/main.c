@@ -80,7 +80,8 @@ static int open_store(struct sheaf_daemon *d)
                 .dir = c->cache_dir,
                 .bytes_max = c->disk_bytes,
                 .floor_bytes = c->floor_bytes,
-                .want_uring = !c->no_uring };
+                .want_uring = !c->no_uring,
+                .fuse_ok = c->fuse_cache };
 
         return sheaf_store_open(&config, &d->store);
 }

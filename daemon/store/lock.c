@@ -115,26 +115,39 @@ static int lock_file(int dir_fd, const char *dir, int *ret_fd)
         return -EBUSY;
 }
 
-int sheaf_lock_take(
-        const char *dir, const char *hint, struct sheaf_lock *ret_lock)
+#define FUSE_MAGIC UINT64_C(0x65735546)
+
+static int refuse_network(const char *dir, uint64_t magic, bool fuse_ok)
+{
+        const char *name = sheaf_lock_network_fs(magic);
+        bool fuse = (magic & 0xffffffff) == FUSE_MAGIC;
+
+        if (!name || (fuse && fuse_ok))
+                return 0;
+        return sheaf_log_rc(-EMEDIUMTYPE, SHEAF_LOG_ERROR,
+                "cache_on_network_fs",
+                "dir=\"%s\" type=%s remedy=\"set --cache or SHEAF_CACHE_DIR to "
+                "a directory on a local disk%s\"",
+                dir, name,
+                fuse ? "; if this file system is local, start with --fuse-cache"
+                     : "");
+}
+
+int sheaf_lock_take(const char *dir, bool fuse_ok, const char *hint,
+        struct sheaf_lock *ret_lock)
 {
         sheaf_autofd int dir_fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
         sheaf_autofd int fd = -1;
         struct statfs fs;
         struct utsname uts;
-        const char *network;
         char boot[64], text[512];
         int rc, n;
 
         if (dir_fd < 0 || fstatfs(dir_fd, &fs))
                 return -errno;
-        network = sheaf_lock_network_fs((uint64_t)fs.f_type);
-        if (network)
-                return sheaf_log_rc(-EMEDIUMTYPE, SHEAF_LOG_ERROR,
-                        "cache_on_network_fs",
-                        "dir=\"%s\" type=%s remedy=\"set --cache or "
-                        "SHEAF_CACHE_DIR to a directory on a local disk\"",
-                        dir, network);
+        rc = refuse_network(dir, (uint64_t)fs.f_type, fuse_ok);
+        if (rc)
+                return rc;
         if (flock(dir_fd, LOCK_EX | LOCK_NB)) {
                 rc = flock_errno(dir);
                 return rc == -EBUSY ? refuse_busy(dir_fd, dir) : rc;

@@ -21,10 +21,12 @@ struct sheaf_lock {
 /* Name of the network file system with statfs @magic, or NULL. */
 const char *sheaf_lock_network_fs(uint64_t magic);
 
-/* Takes the lock of the existing directory @dir. 0; -EBUSY held (holder was
- * logged); -EMEDIUMTYPE network file system (logged); -ENOLCK; -errno. */
-SHEAF_MUST_CHECK int sheaf_lock_take(
-        const char *dir, const char *hint, struct sheaf_lock *ret_lock);
+/* Takes the lock of the existing directory @dir. FUSE counts as a network
+ * file system, since it may be one, unless @fuse_ok. 0; -EBUSY held (holder
+ * was logged); -EMEDIUMTYPE network file system (logged); -ENOLCK (logged);
+ * -errno. */
+SHEAF_MUST_CHECK int sheaf_lock_take(const char *dir, bool fuse_ok,
+        const char *hint, struct sheaf_lock *ret_lock);
 void sheaf_lock_drop(struct sheaf_lock *lock);
 
 #endif

@@ -182,7 +182,8 @@ static int open_parts(
         struct sheaf_store *store, const struct sheaf_store_config *config)
 {
         uint8_t key[SHEAF_MAC_KEY_BYTES];
-        int rc = sheaf_lock_take(store->dir, config->holder_hint, &store->lock);
+        int rc = sheaf_lock_take(
+                store->dir, config->fuse_ok, config->holder_hint, &store->lock);
 
         if (rc)
                 return rc;

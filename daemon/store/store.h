@@ -35,6 +35,7 @@ struct sheaf_store_config {
         uint64_t bytes_max;      /* hard; 0: nothing is kept on disk */
         uint64_t floor_bytes;    /* free space left to others */
         bool want_uring;         /* false: pread and a thread pool */
+        bool fuse_ok;            /* a FUSE file system is no network to it */
         const char *holder_hint; /* text for the lock file, or NULL */
 };
 

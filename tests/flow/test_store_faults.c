@@ -1,0 +1,103 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The disk of the cache fails in every way that a file system has: reads go
+ * on, status names cause and remedy, and caching resumes by itself. */
+#include "tests/flow/faulty.h"
+
+#include <criterion/criterion.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <sys/stat.h>
+
+TestSuite(store_faults, .init = flow_init, .fini = flow_fini, .timeout = 80);
+
+#define SMALL       40
+#define LARGE       2
+#define SMALL_BYTES 60000
+#define LARGE_BYTES 9000000
+#define LARGE_ID    1000
+#define ALL_BYTES   (SMALL * SMALL_BYTES + LARGE * LARGE_BYTES)
+
+/* ---- the set ---- */
+
+static void make_set(void)
+{
+        for (uint32_t i = 1; i <= SMALL; i++)
+                flow_file(i, SMALL_BYTES, "small/f%02u", i);
+        for (uint32_t i = 1; i <= LARGE; i++)
+                flow_file(LARGE_ID + i, LARGE_BYTES, "large/f%u", i);
+        flow.extra = "--fuse-cache";
+        flow_faulty_mount(flow.cache);
+        flow_start();
+        flow_ok("sheaf add data %s", flow.origin);
+}
+
+static void read_all(void)
+{
+        struct sheaf_session *session;
+        struct sheaf_dataset *dataset;
+        char path[64];
+
+        cr_assert_eq(flow_open("data", &session, &dataset), 0, "%s",
+                sheaf_last_error());
+        for (uint32_t i = 1; i <= SMALL; i++) {
+                snprintf(path, sizeof(path), "small/f%02u", i);
+                cr_assert_eq(flow_check_view(dataset, path, i, SMALL_BYTES), 0,
+                        "%s: %s", path, sheaf_last_error());
+        }
+        for (uint32_t i = 1; i <= LARGE; i++) {
+                snprintf(path, sizeof(path), "large/f%u", i);
+                cr_assert_eq(flow_check_view(
+                                     dataset, path, LARGE_ID + i, LARGE_BYTES),
+                        0, "%s: %s", path, sheaf_last_error());
+        }
+        flow_close(session, dataset);
+}
+
+static bool emptied(void)
+{
+        flow_ok("sheaf warmup --evict --memory data");
+        return flow_stat("arena.payload_bytes") == 0;
+}
+
+/* The next reads come from the disk. */
+static void forget_memory(void)
+{
+        cr_assert(flow_until(10, emptied()), "%g bytes stay",
+                flow_stat("arena.payload_bytes"));
+}
+
+static bool status_says(const char *what)
+{
+        flow_ok("sheaf status");
+        return strstr(flow.last.out, what) != NULL;
+}
+
+/* All is on disk and read from there, and nothing is degraded. */
+static void healthy(void)
+{
+        double origin;
+
+        cr_assert(flow_until(20, ({
+                flow_run("sheaf warmup --disk data --quiet");
+                flow_stat("dataset.disk_bytes") == ALL_BYTES;
+        })),
+                "%g of %d bytes are on disk: %s",
+                flow_stat("dataset.disk_bytes"), ALL_BYTES, flow.last.err);
+        forget_memory();
+        origin = flow_stat("origin.bytes");
+        read_all();
+        cr_assert_eq(flow_stat("origin.bytes"), origin, "read from disk");
+        cr_assert(
+                flow_until(20, !status_says("degraded")), "%s", flow.last.out);
+}
+
+Test(store_faults, nothing_wrong)
+{
+        make_set();
+        read_all();
+        healthy();
+        flow_kill();
+        flow_start();
+        healthy();
+        flow_stop();
+}
