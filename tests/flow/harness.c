@@ -317,7 +317,7 @@ static void show_log(void)
                 fclose(file);
 }
 
-void flow_start(void)
+void flow_launch(void)
 {
         char arguments[1024];
 
@@ -329,6 +329,11 @@ void flow_start(void)
                 flow.extra ? flow.extra : "");
         flow.daemon = flow_spawn(flow.log, arguments);
         cr_assert(flow.daemon > 0);
+}
+
+void flow_start(void)
+{
+        flow_launch();
         if (flow_until(10, flow_live() || flow_wait(flow.daemon, 0) >= 0) &&
                 !kill(flow.daemon, 0))
                 return;

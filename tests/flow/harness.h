@@ -50,6 +50,8 @@ void flow_fini(void);
 
 /* Starts it and waits until it answers. */
 void flow_start(void);
+/* Starts it without waiting. */
+void flow_launch(void);
 /* SIGTERM; it must exit 0 within 10 s. */
 void flow_stop(void);
 /* SIGKILL and wait. */
