@@ -4,23 +4,37 @@
  *  1 a grant is durable before its socket is there
  *  2 the socket is made in a directory that its owner showed as a
  *    descriptor; after a restart the recorded path must lead to a directory
- *    that belongs to the owner (or root)
+ *    that belongs to the owner
+ *  3 nothing here waits for that directory (daemon/grant_socket.h)
  *
  * Threads: loop thread. */
 #include "daemon/grants.h"
 
+#include "daemon/clock.h"
+#include "daemon/grant_socket.h"
 #include "daemon/log.h"
 
 #include <limits.h>
 #include <openssl/rand.h>
 #include <stdio.h>
-#include <sys/stat.h>
 
-#define RETRY_MS 5000
+#define RETRY_MS      5000
+#define START_NS      (2 * SHEAF_NS_PER_SEC) /* a start waits for sockets */
+#define START_POLL_MS 20
+
+/* Who waits for a new grant. */
+struct making {
+        LIST_ENTRY(making) link;
+        struct sheaf_grants *grants;
+        struct sheaf_grant *grant; /* not yet in the list of grants */
+        void (*done)(void *arg, struct sheaf_grant *grant, int rc);
+        void *arg;
+};
 
 struct sheaf_grants {
         struct sheaf_daemon *daemon;
         LIST_HEAD(, sheaf_grant) list;
+        LIST_HEAD(, making) makings;
         uv_timer_t retry;
 };
 
@@ -31,28 +45,70 @@ static void grant_key(const struct sheaf_grant *grant, char key[64])
 
 static void grant_free(struct sheaf_grant *grant)
 {
-        sheaf_record__grant__free_unpacked(grant->record, NULL);
+        if (grant->record)
+                sheaf_record__grant__free_unpacked(grant->record, NULL);
         free(grant);
 }
 
-static int grant_listen(struct sheaf_grants *grants, struct sheaf_grant *grant)
-{
-        const SheafRecord__Grant *record = grant->record;
-        struct stat st;
-        int n;
+/* ---- sockets ---- */
 
-        n = snprintf(grant->socket, sizeof(grant->socket), "%s/sheafd.sock",
-                (const char *)record->dir.data);
-        if (n < 0 || (size_t)n >= sizeof(grant->socket))
-                return -ENAMETOOLONG;
-        if (stat((const char *)record->dir.data, &st))
-                return -errno;
-        if (!S_ISDIR(st.st_mode))
-                return -ENOTDIR;
-        if (st.st_uid != record->owner_uid && st.st_uid != 0)
-                return -EACCES;
-        return sheaf_server_listen(grants->daemon->server, grant->socket,
-                record->serial, &grant->listener);
+/* Takes over what was made for @grant. */
+static int serve(struct sheaf_grants *grants, struct sheaf_grant *grant,
+        const struct sheaf_grant_socket_made *made)
+{
+        int rc = sheaf_server_adopt(grants->daemon->server, made->sock,
+                grant->record->serial, &grant->listener);
+
+        if (rc)
+                return rc;
+        grant->socket_dev = made->dev;
+        grant->socket_ino = made->ino;
+        return 0;
+}
+
+static void open_sockets(struct sheaf_grants *grants);
+
+/* The socket of a recorded grant. */
+static void socket_opened(void *arg, uint64_t serial, int rc,
+        const struct sheaf_grant_socket_made *made)
+{
+        struct sheaf_grants *grants = arg;
+        struct sheaf_grant *grant;
+        int sock = made->sock;
+
+        LIST_FOREACH (grant, &grants->list, link)
+                if (grant->record->serial == serial)
+                        break;
+        if (grant) {
+                grant->opening = false;
+                grant->rc = rc ? rc : serve(grants, grant, made);
+                if (grant->listener)
+                        sock = -1;
+                else if (sheaf_log_once(
+                                 &grant->failed_once, 600 * SHEAF_NS_PER_SEC))
+                        sheaf_log_rc(grant->rc, SHEAF_LOG_WARN,
+                                "grant not served", "id=%s dir=%s",
+                                grant->record->id,
+                                (const char *)grant->record->dir.data);
+        }
+        sheaf_close_p(&sock); /* revoked meanwhile */
+        open_sockets(grants);
+}
+
+/* Begins with those that were not tried yet, as many as may hang at once. */
+static void open_sockets(struct sheaf_grants *grants)
+{
+        struct sheaf_daemon *d = grants->daemon;
+        struct sheaf_grant *grant;
+
+        LIST_FOREACH (grant, &grants->list, link) {
+                if (grant->listener || grant->opening ||
+                        grant->rc != -EINPROGRESS)
+                        continue;
+                grant->opening =
+                        !sheaf_grant_socket_open(d->loop, grant->record, -1,
+                                d->config->deadline_ms, socket_opened, grants);
+        }
 }
 
 static void retry_cb(uv_timer_t *timer)
@@ -61,8 +117,32 @@ static void retry_cb(uv_timer_t *timer)
         struct sheaf_grant *grant;
 
         LIST_FOREACH (grant, &grants->list, link)
-                if (!grant->listener)
-                        grant->rc = grant_listen(grants, grant);
+                if (!grant->listener && !grant->opening)
+                        grant->rc = -EINPROGRESS;
+        open_sockets(grants);
+}
+
+static void wait_cb(uv_timer_t *timer)
+{
+        (void)timer;
+}
+
+/* Clients come back at once after a restart: their sockets had better be
+ * there. What hangs is not waited for. */
+static void wait_for_sockets(struct sheaf_grants *grants)
+{
+        int64_t end_ns = sheaf_now_ns() + START_NS;
+        struct sheaf_grant *grant;
+        bool pending = true;
+
+        uv_timer_start(&grants->retry, wait_cb, START_POLL_MS, START_POLL_MS);
+        while (pending && sheaf_now_ns() < end_ns) {
+                pending = false;
+                LIST_FOREACH (grant, &grants->list, link)
+                        pending |= grant->opening;
+                if (pending)
+                        uv_run(grants->daemon->loop, UV_RUN_ONCE);
+        }
 }
 
 static bool may_read(void *arg, uint64_t serial, uint64_t dataset)
@@ -78,6 +158,14 @@ static bool may_read(void *arg, uint64_t serial, uint64_t dataset)
                                 return true;
         }
         return false;
+}
+
+static int name_socket(struct sheaf_grant *grant)
+{
+        int n = snprintf(grant->socket, sizeof(grant->socket), "%s/%s",
+                (const char *)grant->record->dir.data, SHEAF_GRANT_SOCKET_NAME);
+
+        return n < 0 || (size_t)n >= sizeof(grant->socket) ? -ENAMETOOLONG : 0;
 }
 
 static int load(void *arg, const char *key, const void *value, size_t len_bytes)
@@ -98,12 +186,14 @@ static int load(void *arg, const char *key, const void *value, size_t len_bytes)
                 grant_free(grant);
                 return -ENOMEM;
         }
+        if (name_socket(grant)) {
+                sheaf_log(SHEAF_LOG_ERROR, "grant record unreadable", "key=%s",
+                        key);
+                grant_free(grant);
+                return 0;
+        }
         LIST_INSERT_HEAD(&grants->list, grant, link);
-        grant->rc = grant_listen(grants, grant);
-        if (grant->rc)
-                sheaf_log_rc(grant->rc, SHEAF_LOG_WARN, "grant not served",
-                        "id=%s dir=%s", grant->record->id,
-                        (const char *)grant->record->dir.data);
+        grant->rc = -EINPROGRESS;
         return 0;
 }
 
@@ -118,14 +208,17 @@ int sheaf_grants_new(
         grants->daemon = daemon;
         uv_timer_init(daemon->loop, &grants->retry);
         grants->retry.data = grants;
-        uv_timer_start(&grants->retry, retry_cb, RETRY_MS, RETRY_MS);
         sheaf_registry_set_grant_check(daemon->registry, may_read, grants);
         rc = sheaf_store_each(daemon->store, "grant/", load, grants);
         if (rc) {
                 sheaf_grants_free(grants);
                 return rc;
         }
+        /* Requests come while we wait. */
         *ret_grants = grants;
+        open_sockets(grants);
+        wait_for_sockets(grants);
+        uv_timer_start(&grants->retry, retry_cb, RETRY_MS, RETRY_MS);
         return 0;
 }
 
@@ -137,10 +230,16 @@ static void grants_closed(uv_handle_t *handle)
 void sheaf_grants_free(struct sheaf_grants *grants)
 {
         struct sheaf_grant *grant;
+        struct making *making;
 
         if (!grants)
                 return;
         sheaf_registry_set_grant_check(grants->daemon->registry, NULL, NULL);
+        while ((making = LIST_FIRST(&grants->makings))) {
+                LIST_REMOVE(making, link);
+                grant_free(making->grant);
+                free(making);
+        }
         while ((grant = LIST_FIRST(&grants->list))) {
                 LIST_REMOVE(grant, link);
                 grant_free(grant);
@@ -153,9 +252,21 @@ struct sheaf_grant *sheaf_grants_first(struct sheaf_grants *grants)
         return LIST_FIRST(&grants->list);
 }
 
-static SheafRecord__Grant *record_new(const struct sheaf_principal *owner,
-        const char *dir, const char *label, const uint64_t *datasets,
-        size_t count)
+static int record_owner(
+        SheafRecord__Grant *record, const struct sheaf_principal *owner)
+{
+        record->owner_uid = owner->uid;
+        record->owner_gid = owner->gid;
+        record->owner_group = sheaf_new(uint32_t, owner->group_count + 1);
+        if (!record->owner_group)
+                return -ENOMEM;
+        for (size_t i = 0; i < owner->group_count; i++)
+                record->owner_group[i] = owner->groups[i];
+        record->n_owner_group = owner->group_count;
+        return 0;
+}
+
+static SheafRecord__Grant *record_new(const struct sheaf_grant_wish *wish)
 {
         SheafRecord__Grant *record = malloc(sizeof(*record));
         uint8_t random[8];
@@ -169,18 +280,18 @@ static SheafRecord__Grant *record_new(const struct sheaf_principal *owner,
         for (size_t i = 0; i < sizeof(random); i++)
                 snprintf(id + 2 * i, 3, "%02x", random[i]);
         record->id = strdup(id);
-        record->label = strdup(label);
-        record->owner_uid = owner->uid;
-        record->dir.len = strlen(dir);
-        record->dir.data = (uint8_t *)strdup(dir);
-        record->dataset = sheaf_new(uint64_t, count);
+        record->label = strdup(wish->label);
+        record->dir.len = strlen(wish->dir);
+        record->dir.data = (uint8_t *)strdup(wish->dir);
+        record->dataset = sheaf_new(uint64_t, wish->count);
         if (!record->id || !record->label || !record->dir.data ||
-                !record->dataset) {
+                !record->dataset || record_owner(record, wish->owner)) {
                 sheaf_record__grant__free_unpacked(record, NULL);
                 return NULL;
         }
-        memcpy(record->dataset, datasets, count * sizeof(*datasets));
-        record->n_dataset = count;
+        memcpy(record->dataset, wish->datasets,
+                wish->count * sizeof(*wish->datasets));
+        record->n_dataset = wish->count;
         return record;
 }
 
@@ -197,63 +308,105 @@ static int grant_save(struct sheaf_grants *grants, struct sheaf_grant *grant)
         return sheaf_store_put(grants->daemon->store, key, data, len);
 }
 
-/* @dir_fd is what @dir leads to, and its owner is who asks. */
-static int check_dir(
-        const struct sheaf_principal *owner, const char *dir, int dir_fd)
+static bool too_many(const struct sheaf_grants *grants, uid_t uid)
 {
-        struct stat a, b;
+        const struct sheaf_grant *grant;
+        const struct making *making;
+        size_t count = 0;
 
-        if (fstat(dir_fd, &a))
-                return -errno;
-        if (!S_ISDIR(a.st_mode))
-                return -ENOTDIR;
-        if (stat(dir, &b))
-                return -errno;
-        if (a.st_ino != b.st_ino || a.st_dev != b.st_dev)
-                return -ESTALE;
-        if (owner->uid != 0 && a.st_uid != owner->uid)
-                return -EACCES;
-        return 0;
+        LIST_FOREACH (grant, &grants->list, link)
+                count += grant->record->owner_uid == uid;
+        LIST_FOREACH (making, &grants->makings, link)
+                count += making->grant->record->owner_uid == uid;
+        return count >= SHEAF_GRANTS_USER_MAX;
 }
 
-int sheaf_grants_make(struct sheaf_grants *grants,
-        const struct sheaf_principal *owner, const char *dir, int dir_fd,
-        const char *label, const uint64_t *datasets, size_t count,
-        struct sheaf_grant **ret_grant)
+static void unrecord(struct sheaf_grants *grants, struct sheaf_grant *grant)
 {
-        struct sheaf_grant *grant;
         char key[64];
-        int rc = check_dir(owner, dir, dir_fd);
 
-        if (rc)
-                return rc;
+        grant_key(grant, key);
+        if (sheaf_store_del(grants->daemon->store, key))
+                sheaf_log(SHEAF_LOG_WARN, "grant record stays", "id=%s",
+                        grant->record->id);
+}
+
+/* The socket of a new grant. */
+static void made_socket(void *arg, uint64_t serial, int rc,
+        const struct sheaf_grant_socket_made *made)
+{
+        struct making *making = arg;
+        struct sheaf_grants *grants = making->grants;
+        struct sheaf_grant *grant = making->grant;
+        int sock = made->sock;
+
+        (void)serial;
+        LIST_REMOVE(making, link);
+        if (!rc)
+                rc = serve(grants, grant, made);
+        if (rc) {
+                sheaf_close_p(&sock);
+                unrecord(grants, grant);
+                grant_free(grant);
+                grant = NULL;
+        } else {
+                LIST_INSERT_HEAD(&grants->list, grant, link);
+        }
+        if (making->done)
+                making->done(making->arg, grant, rc);
+        free(making);
+        open_sockets(grants);
+}
+
+int sheaf_grants_make(
+        struct sheaf_grants *grants, const struct sheaf_grant_wish *wish)
+{
+        struct sheaf_daemon *d = grants->daemon;
+        struct sheaf_grant *grant;
+        struct making *making;
+        int rc;
+
+        if (too_many(grants, wish->owner->uid))
+                return -EMFILE;
         grant = sheaf_new(struct sheaf_grant, 1);
-        if (!grant)
-                return -ENOMEM;
-        grant->record = record_new(owner, dir, label, datasets, count);
-        rc = grant->record ? sheaf_store_next(grants->daemon->store, "grant",
-                                     &grant->record->serial)
-                           : -ENOMEM;
+        making = sheaf_new(struct making, 1);
+        if (grant)
+                grant->record = record_new(wish);
+        rc = making && grant && grant->record ? name_socket(grant) : -ENOMEM;
+        if (!rc)
+                rc = sheaf_store_next(
+                        d->store, "grant", &grant->record->serial);
         if (!rc)
                 rc = grant_save(grants, grant);
         if (rc) {
-                if (grant->record)
-                        sheaf_record__grant__free_unpacked(grant->record, NULL);
-                free(grant);
+                if (grant)
+                        grant_free(grant);
+                free(making);
                 return rc;
         }
-        rc = grant_listen(grants, grant);
+        making->grants = grants;
+        making->grant = grant;
+        making->done = wish->done;
+        making->arg = wish->arg;
+        rc = sheaf_grant_socket_open(d->loop, grant->record, wish->dir_fd,
+                d->config->deadline_ms, made_socket, making);
         if (rc) {
-                grant_key(grant, key);
-                if (sheaf_store_del(grants->daemon->store, key))
-                        sheaf_log(SHEAF_LOG_WARN, "grant record stays", "id=%s",
-                                grant->record->id);
+                unrecord(grants, grant);
                 grant_free(grant);
+                free(making);
                 return rc;
         }
-        LIST_INSERT_HEAD(&grants->list, grant, link);
-        *ret_grant = grant;
+        LIST_INSERT_HEAD(&grants->makings, making, link);
         return 0;
+}
+
+void sheaf_grants_forget(struct sheaf_grants *grants, void *arg)
+{
+        struct making *making;
+
+        LIST_FOREACH (making, &grants->makings, link)
+                if (making->arg == arg)
+                        making->done = NULL;
 }
 
 int sheaf_grants_revoke(struct sheaf_grants *grants, struct sheaf_grant *grant)
@@ -266,8 +419,11 @@ int sheaf_grants_revoke(struct sheaf_grants *grants, struct sheaf_grant *grant)
         if (rc)
                 return rc;
         LIST_REMOVE(grant, link);
-        if (grant->listener)
+        if (grant->listener) {
                 sheaf_server_unlisten(grants->daemon->server, grant->listener);
+                sheaf_grant_socket_remove(grants->daemon->loop, grant->record,
+                        grant->socket_dev, grant->socket_ino);
+        }
         sheaf_server_drop_grant(grants->daemon->server, grant->record->serial);
         grant_free(grant);
         return 0;

@@ -7,17 +7,23 @@
 #ifndef SHEAF_DAEMON_GRANTS_H
 #define SHEAF_DAEMON_GRANTS_H
 
+#include "daemon/log.h"
 #include "daemon/server.h"
+
+#define SHEAF_GRANTS_USER_MAX 1024
 
 struct sheaf_grant {
         LIST_ENTRY(sheaf_grant) link;
         SheafRecord__Grant *record; /* owned */
-        uint64_t listener;          /* 0: its directory is not there */
+        uint64_t listener;          /* 0: it is not served */
         int rc;                     /* why not */
+        bool opening;               /* its socket is being made */
+        struct sheaf_log_once failed_once;
+        uint64_t socket_dev, socket_ino;
         char socket[4096];
 };
 
-/* Reads all grants and listens on their sockets again; one whose directory
+/* Reads all grants and makes their sockets again, soon; one whose directory
  * is gone is kept and tried again every few seconds. */
 SHEAF_MUST_CHECK int sheaf_grants_new(
         struct sheaf_daemon *daemon, struct sheaf_grants **ret_grants);
@@ -25,12 +31,25 @@ void sheaf_grants_free(struct sheaf_grants *grants);
 
 struct sheaf_grant *sheaf_grants_first(struct sheaf_grants *grants);
 
-/* Makes a grant of @datasets (record ids) in directory @dir. Takes over
- * nothing. -EACCES: @dir_fd is not a directory that @owner may write. */
-SHEAF_MUST_CHECK int sheaf_grants_make(struct sheaf_grants *grants,
-        const struct sheaf_principal *owner, const char *dir, int dir_fd,
-        const char *label, const uint64_t *datasets, size_t count,
-        struct sheaf_grant **ret_grant);
+/* What somebody wishes to grant, and who waits. */
+struct sheaf_grant_wish {
+        const struct sheaf_principal *owner;
+        const char *dir; /* path, as the owner sees it */
+        int dir_fd;      /* the same, open; duplicated */
+        const char *label;
+        const uint64_t *datasets; /* record ids */
+        size_t count;
+        void (*done)(void *arg, struct sheaf_grant *grant, int rc);
+        void *arg;
+};
+
+/* Makes a grant and its socket; on success @done comes later, once, with the
+ * grant or why there is none. -EACCES: not a directory of the owner;
+ * -ESTALE: the path leads elsewhere; -EMFILE: too many grants. */
+SHEAF_MUST_CHECK int sheaf_grants_make(
+        struct sheaf_grants *grants, const struct sheaf_grant_wish *wish);
+/* Nobody waits for @arg any more; the grant is made all the same. */
+void sheaf_grants_forget(struct sheaf_grants *grants, void *arg);
 /* Ends a grant, its socket and its connections. */
 SHEAF_MUST_CHECK int sheaf_grants_revoke(
         struct sheaf_grants *grants, struct sheaf_grant *grant);

@@ -6,6 +6,7 @@
  *
  * In the background form the parent waits until the daemon serves (or says
  * why not) and exits with its status. */
+#include "daemon/aside.h"
 #include "daemon/grants.h"
 #include "daemon/server.h"
 
@@ -168,6 +169,7 @@ static int start(struct sheaf_daemon *d)
 
 static void stop(struct sheaf_daemon *d)
 {
+        sheaf_aside_stop();
         sheaf_grants_free(d->grants);
         sheaf_server_free(d->server);
         d->server = NULL;

@@ -211,37 +211,23 @@ static void listener_close(struct sheaf_listener *listener)
         struct stat st;
 
         LIST_REMOVE(listener, link);
-        if (lstat(listener->path, &st) == 0 &&
+        if (listener->path && lstat(listener->path, &st) == 0 &&
                 st.st_ino == listener->made.st_ino &&
                 st.st_dev == listener->made.st_dev)
                 unlink(listener->path);
         uv_close((uv_handle_t *)&listener->poll, listener_closed);
 }
 
-int sheaf_server_listen(struct sheaf_server *server, const char *path,
-        uint64_t grant, uint64_t *ret_listener)
+static int listener_new(struct sheaf_server *server, int sock, uint64_t grant,
+        struct sheaf_listener **ret_listener)
 {
         struct sheaf_listener *listener = sheaf_new(struct sheaf_listener, 1);
         int rc;
 
         if (!listener)
                 return -ENOMEM;
-        listener->path = strdup(path);
-        listener->sock =
-                listener->path ? sheaf_wire_listen(path, 0666) : -ENOMEM;
-        if (listener->sock < 0) {
-                rc = listener->sock;
-                free(listener->path);
-                free(listener);
-                return rc;
-        }
-        if (lstat(path, &listener->made))
-                memset(&listener->made, 0, sizeof(listener->made));
-        rc = uv_poll_init(
-                server->daemon->loop, &listener->poll, listener->sock);
+        rc = uv_poll_init(server->daemon->loop, &listener->poll, sock);
         if (rc) {
-                close(listener->sock);
-                free(listener->path);
                 free(listener);
                 return rc;
         }
@@ -251,7 +237,37 @@ int sheaf_server_listen(struct sheaf_server *server, const char *path,
         listener->poll.data = listener;
         uv_poll_start(&listener->poll, UV_READABLE, accept_cb);
         LIST_INSERT_HEAD(&server->listeners, listener, link);
-        *ret_listener = listener->number;
+        *ret_listener = listener;
+        return 0;
+}
+
+int sheaf_server_adopt(struct sheaf_server *server, int sock, uint64_t grant,
+        uint64_t *ret_listener)
+{
+        struct sheaf_listener *listener;
+        int rc = listener_new(server, sock, grant, &listener);
+
+        if (!rc)
+                *ret_listener = listener->number;
+        return rc;
+}
+
+/* The daemon's own socket. */
+static int listen_at(struct sheaf_server *server, const char *path)
+{
+        struct sheaf_listener *listener;
+        int sock = sheaf_wire_listen(path, 0666), rc;
+
+        if (sock < 0)
+                return sock;
+        rc = listener_new(server, sock, 0, &listener);
+        if (rc) {
+                close(sock);
+                return rc;
+        }
+        listener->path = strdup(path);
+        if (lstat(path, &listener->made))
+                memset(&listener->made, 0, sizeof(listener->made));
         return 0;
 }
 
@@ -283,7 +299,6 @@ int sheaf_server_new(struct sheaf_daemon *daemon, const char *path,
         struct sheaf_server **ret_server)
 {
         struct sheaf_server *server = sheaf_new(struct sheaf_server, 1);
-        uint64_t listener;
         int rc;
 
         if (!server)
@@ -293,7 +308,7 @@ int sheaf_server_new(struct sheaf_daemon *daemon, const char *path,
         uv_timer_init(daemon->loop, &server->timer);
         server->timer.data = server;
         uv_timer_start(&server->timer, retry_cb, RETRY_MS, RETRY_MS);
-        rc = sheaf_server_listen(server, path, 0, &listener);
+        rc = listen_at(server, path);
         if (rc) {
                 sheaf_server_free(server);
                 return rc;
@@ -316,6 +331,7 @@ static void ghost_end(struct sheaf_fork_ghost *ghost)
         for (size_t i = 0; i < ghost->count; i++)
                 sheaf_ghost_free(ghost->ghosts[i]);
         ghost->count = 0;
+        listener->sock = sock;
         uv_close((uv_handle_t *)&ghost->poll, ghost_closed);
 }
 

@@ -119,10 +119,10 @@ struct sheaf_conn {
 SHEAF_MUST_CHECK int sheaf_server_new(struct sheaf_daemon *daemon,
         const char *path, struct sheaf_server **ret_server);
 void sheaf_server_free(struct sheaf_server *server);
-/* Another socket whose clients are the grant @grant. The descriptor of the
- * listening socket, or -errno. */
-SHEAF_MUST_CHECK int sheaf_server_listen(struct sheaf_server *server,
-        const char *path, uint64_t grant, uint64_t *ret_listener);
+/* Another listening socket, whose clients are the grant @grant; taken over on
+ * success. */
+SHEAF_MUST_CHECK int sheaf_server_adopt(struct sheaf_server *server, int sock,
+        uint64_t grant, uint64_t *ret_listener);
 void sheaf_server_unlisten(struct sheaf_server *server, uint64_t listener);
 struct sheaf_conn *sheaf_server_first(struct sheaf_server *server);
 /* Closes the connections that came through a grant's socket. */

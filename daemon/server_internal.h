@@ -12,7 +12,7 @@ struct sheaf_listener {
         uv_poll_t poll;
         int sock;
         uint64_t number, grant;
-        char *path;
+        char *path;       /* of the daemon's own; NULL: a grant's */
         struct stat made; /* unlinked only while it is still ours */
 };
 

@@ -199,7 +199,7 @@ static int address(const char *path, struct sockaddr_un *addr, int *dir_fd)
         return 0;
 }
 
-int sheaf_wire_connect(const char *path)
+static int dial(const char *path, int flags)
 {
         struct sockaddr_un addr;
         sheaf_autofd int dir_fd = -1;
@@ -208,12 +208,30 @@ int sheaf_wire_connect(const char *path)
 
         if (rc)
                 return rc;
-        sock = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+        sock = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | flags, 0);
         if (sock < 0)
                 return -errno;
         if (connect(sock, (struct sockaddr *)&addr, sizeof(addr)))
                 return -errno;
         return sheaf_steal_fd(&sock);
+}
+
+int sheaf_wire_connect(const char *path)
+{
+        return dial(path, 0);
+}
+
+/* The mode is given at bind: a chmod of the path could meet what somebody
+ * put into its place. */
+static int bind_with_mode(
+        int sock, const struct sockaddr_un *addr, unsigned int mode)
+{
+        mode_t mask = umask(0777 & ~mode);
+        int rc = bind(sock, (const struct sockaddr *)addr, sizeof(*addr));
+
+        rc = rc ? -errno : 0;
+        umask(mask);
+        return rc;
 }
 
 int sheaf_wire_listen(const char *path, unsigned int mode)
@@ -228,7 +246,8 @@ int sheaf_wire_listen(const char *path, unsigned int mode)
         if (lstat(path, &st) == 0) {
                 if (!S_ISSOCK(st.st_mode))
                         return -EEXIST;
-                sock = sheaf_wire_connect(path);
+                /* Who does not accept must not hold us up. */
+                sock = dial(path, SOCK_NONBLOCK);
                 if (sock >= 0 || sock == -EAGAIN)
                         return -EADDRINUSE;
                 if (sock != -ECONNREFUSED)
@@ -243,9 +262,10 @@ int sheaf_wire_listen(const char *path, unsigned int mode)
                 AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
         if (sock < 0)
                 return -errno;
-        if (bind(sock, (struct sockaddr *)&addr, sizeof(addr)))
-                return -errno;
-        if (chmod(path, mode) || listen(sock, 4096)) {
+        rc = bind_with_mode(sock, &addr, mode);
+        if (rc)
+                return rc;
+        if (listen(sock, 4096)) {
                 rc = -errno;
                 unlink(path);
                 return rc;

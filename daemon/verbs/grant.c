@@ -56,15 +56,85 @@ static void send_grant(struct sheaf_conn *conn, uint64_t id,
         sheaf_conn_send(conn, &env, NULL, 0);
 }
 
+/* A client that waits for the socket of its new grant. */
+struct grant_call {
+        struct sheaf_call call; /* first */
+        struct sheaf_grants *grants;
+};
+
+static void grant_error(
+        struct sheaf_conn *conn, uint64_t id, const char *dir, int rc)
+{
+        const char *hint = "";
+
+        if (rc == -EACCES)
+                hint = " (the directory must be yours)";
+        else if (rc == -EADDRINUSE)
+                hint = " (another grant is served there)";
+        else if (rc == -EBUSY)
+                hint = " (earlier directories of yours do not answer)";
+        else if (rc == -ETIMEDOUT)
+                hint = " (its file system does not answer)";
+        else if (rc == -EMFILE)
+                hint = " (a user may have 1024 grants; see: sheaf grant "
+                       "--list)";
+        sheaf_conn_error(conn, id, rc, "no socket can be made in %s: %s%s", dir,
+                strerror(-rc), hint);
+}
+
+static void granted(void *arg, struct sheaf_grant *grant, int rc)
+{
+        struct grant_call *call = arg;
+        struct sheaf_conn *conn = call->call.conn;
+        uint64_t id = call->call.id;
+
+        sheaf_call_end(&call->call);
+        if (rc)
+                grant_error(conn, id, "that directory", rc);
+        else
+                send_grant(conn, id, grant, false);
+        free(call);
+}
+
+static void grant_abandon(struct sheaf_call *base)
+{
+        struct grant_call *call = (struct grant_call *)base;
+
+        sheaf_grants_forget(call->grants, call);
+        free(call);
+}
+
+static void grant_begin(
+        struct sheaf_conn *conn, uint64_t id, struct sheaf_grant_wish *wish)
+{
+        struct grant_call *call = sheaf_new(struct grant_call, 1);
+        int rc = call ? sheaf_call_begin(conn, id, &call->call, grant_abandon)
+                      : -ENOMEM;
+
+        if (rc) {
+                free(call);
+                sheaf_conn_error(conn, id, rc, "too many requests at once");
+                return;
+        }
+        call->grants = conn->daemon->grants;
+        wish->done = granted;
+        wish->arg = call;
+        rc = sheaf_grants_make(call->grants, wish);
+        if (!rc)
+                return;
+        sheaf_call_end(&call->call);
+        free(call);
+        grant_error(conn, id, wish->dir, rc);
+}
+
 void sheaf_verb_grant_socket(
         struct sheaf_conn *conn, struct sheaf_wire_msg *msg)
 {
         const Sheaf__GrantSocket *wish = msg->env->grant_socket;
         uint64_t id = msg->env->id, datasets[DATASETS_MAX];
         sheaf_autofd int fd = sheaf_wire_take_fd(msg, 0);
-        struct sheaf_grant *grant;
+        struct sheaf_grant_wish made;
         char dir[PATH_MAX];
-        int rc;
 
         if (!wish->n_dataset || wish->n_dataset > DATASETS_MAX ||
                 wish->dir.len >= sizeof(dir) || fd < 0) {
@@ -91,16 +161,13 @@ void sheaf_verb_grant_socket(
                         return;
                 datasets[i] = ds->record->id;
         }
-        rc = sheaf_grants_make(conn->daemon->grants, &conn->who, dir, fd,
-                wish->label, datasets, wish->n_dataset, &grant);
-        if (rc)
-                sheaf_conn_error(conn, id, rc,
-                        "no socket can be made in %s: %s%s", dir, strerror(-rc),
-                        rc == -EACCES       ? " (the directory must be yours)"
-                        : rc == -EADDRINUSE ? " (another grant is served there)"
-                                            : "");
-        else
-                send_grant(conn, id, grant, false);
+        made = (struct sheaf_grant_wish){ .owner = &conn->who,
+                .dir = dir,
+                .dir_fd = fd,
+                .label = wish->label,
+                .datasets = datasets,
+                .count = wish->n_dataset };
+        grant_begin(conn, id, &made);
 }
 
 static bool may_see(
