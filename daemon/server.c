@@ -302,6 +302,7 @@ int sheaf_server_new(struct sheaf_daemon *daemon, const char *path,
         int rc;
 
         if (!server)
+        listener->sock = sock;
                 return -ENOMEM;
         server->daemon = daemon;
         server->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
@@ -331,7 +332,6 @@ static void ghost_end(struct sheaf_fork_ghost *ghost)
         for (size_t i = 0; i < ghost->count; i++)
                 sheaf_ghost_free(ghost->ghosts[i]);
         ghost->count = 0;
-        listener->sock = sock;
         uv_close((uv_handle_t *)&ghost->poll, ghost_closed);
 }
 
