@@ -232,6 +232,7 @@ static int listener_new(struct sheaf_server *server, int sock, uint64_t grant,
                 return rc;
         }
         listener->server = server;
+        listener->sock = sock;
         listener->grant = grant;
         listener->number = ++server->numbers;
         listener->poll.data = listener;
@@ -302,7 +303,6 @@ int sheaf_server_new(struct sheaf_daemon *daemon, const char *path,
         int rc;
 
         if (!server)
-        listener->sock = sock;
                 return -ENOMEM;
         server->daemon = daemon;
         server->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
