@@ -125,7 +125,11 @@ Test(cli, json_of_every_verb)
         cr_assert_eq(number(root, "chunks"), FILES);
         cr_assert_eq(number(root, "cached_bytes"), FILES * BYTES);
         json_decref(root);
-        json_decref(json_of(0, "seal data"));
+        root = json_of(0, "seal data");
+        cr_assert_eq(number(root, "known_before_bytes"), FILES * BYTES);
+        cr_assert_eq(number(root, "read_bytes"), 0);
+        json_decref(root);
+        json_decref(json_of(2, "completion bash"));
         root = json_of(0, "ls data");
         if (json_is_array(root)) {
                 json_t *one = json_incref(json_array_get(root, 0));

@@ -149,6 +149,9 @@ static int run(struct cli *cli)
 {
         const char *shell = cli->args[0];
 
+        /* Before anything is printed: a script is for a shell to read. */
+        if (cli->json)
+                return cli_usage(cli, "a script is no JSON: without --json");
         if (!strcmp(shell, "bash"))
                 bash();
         else if (!strcmp(shell, "zsh"))

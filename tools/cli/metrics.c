@@ -69,6 +69,7 @@ int cli_metrics_get(struct cli_conn *conn, const char *dataset,
                 cli_metrics_free(&metrics);
                 return rc;
         }
+        cli_metrics_sort(&metrics);
         metrics.taken_ns = now_ns();
         *ret_metrics = metrics;
         return CLI_OK;
@@ -85,65 +86,118 @@ void cli_metrics_free(struct cli_metrics *metrics)
         *metrics = (struct cli_metrics){ 0 };
 }
 
-/* The metric with exactly these labels. */
-static const struct cli_metric *find(const struct cli_metrics *metrics,
-        const char *name, const char *dataset, const char *client)
+static int compare(const struct cli_metric *m, const char *name,
+        const char *dataset, const char *client)
 {
-        for (size_t i = 0; i < metrics->count; i++) {
-                const struct cli_metric *m = &metrics->item[i];
+        int rc = strcmp(m->name, name);
 
-                if (!strcmp(m->name, name) && !strcmp(m->dataset, dataset) &&
-                        !strcmp(m->client, client))
-                        return m;
-        }
-        return NULL;
+        if (!rc)
+                rc = strcmp(m->dataset, dataset);
+        return rc ? rc : strcmp(m->client, client);
 }
 
-/* Sum over all clients of @dataset, or over all datasets of @client. */
-static double sum_pairs(const struct cli_metrics *metrics, const char *name,
+static int by_labels(const void *a, const void *b)
+{
+        const struct cli_metric *m = b;
+
+        return compare(a, m->name, m->dataset, m->client);
+}
+
+void cli_metrics_sort(struct cli_metrics *metrics)
+{
+        if (metrics->count)
+                qsort(metrics->item, metrics->count, sizeof(*metrics->item),
+                        by_labels);
+}
+
+/* The first metric that is not before these labels. */
+static size_t seek(const struct cli_metrics *metrics, const char *name,
         const char *dataset, const char *client)
+{
+        size_t from = 0, to = metrics->count;
+
+        while (from < to) {
+                size_t mid = from + (to - from) / 2;
+
+                if (compare(&metrics->item[mid], name, dataset, client) < 0)
+                        from = mid + 1;
+                else
+                        to = mid;
+        }
+        return from;
+}
+
+/* Whether @at is a metric of that name. */
+static bool is_of(
+        const struct cli_metrics *metrics, size_t at, const char *name)
+{
+        return at < metrics->count && !strcmp(metrics->item[at].name, name);
+}
+
+/* Sum over all clients of @dataset. */
+static double sum_dataset(const struct cli_metrics *metrics, const char *name,
+        const char *dataset)
 {
         double sum = 0;
 
-        for (size_t i = 0; i < metrics->count; i++) {
+        for (size_t i = seek(metrics, name, dataset, "");
+                is_of(metrics, i, name) &&
+                !strcmp(metrics->item[i].dataset, dataset);
+                i++)
+                sum += metrics->item[i].value;
+        return sum;
+}
+
+/* Sum over all datasets of @client. */
+static double sum_client(
+        const struct cli_metrics *metrics, const char *name, const char *client)
+{
+        double sum = 0;
+
+        for (size_t i = seek(metrics, name, "", ""); is_of(metrics, i, name);
+                i++)
+                if (*metrics->item[i].dataset &&
+                        !strcmp(metrics->item[i].client, client))
+                        sum += metrics->item[i].value;
+        return sum;
+}
+
+/* Of the node: datasets may be given as sums or as parts, and some metrics
+ * are by client alone. */
+static double sum_node(const struct cli_metrics *metrics, const char *name)
+{
+        double sum = 0, clients = 0;
+        const char *summed = "";
+
+        for (size_t i = seek(metrics, name, "", ""); is_of(metrics, i, name);
+                i++) {
                 const struct cli_metric *m = &metrics->item[i];
 
-                if (strcmp(m->name, name) || !*m->dataset || !*m->client)
-                        continue;
-                if (*dataset && strcmp(m->dataset, dataset))
-                        continue;
-                if (*client && strcmp(m->client, client))
-                        continue;
-                sum += m->value;
+                if (!*m->dataset)
+                        clients += m->value;
+                else if (strcmp(m->dataset, summed))
+                        sum += m->value;
+                /* The sum of a dataset sorts before its parts. */
+                if (*m->dataset && !*m->client)
+                        summed = m->dataset;
         }
-        return sum;
+        return sum > 0 ? sum : clients;
 }
 
 double cli_metrics_value(const struct cli_metrics *metrics, const char *name,
         const char *dataset, const char *client)
 {
-        const struct cli_metric *exact = find(metrics, name, dataset, client);
-        sheaf_autofree const char **datasets = NULL;
-        double sum = 0;
+        size_t at = seek(metrics, name, dataset, client);
 
-        if (exact)
-                return exact->value;
-        if (*dataset || *client)
-                return sum_pairs(metrics, name, dataset, client);
-        /* Of the node: datasets may be given as sums or as parts, and some
-         * metrics are by client alone. */
-        datasets = cli_metrics_datasets(metrics);
-        for (size_t i = 0; datasets[i]; i++)
-                sum += cli_metrics_value(metrics, name, datasets[i], "");
-        if (sum > 0)
-                return sum;
-        for (size_t i = 0; i < metrics->count; i++) {
-                const struct cli_metric *m = &metrics->item[i];
-
-                if (!strcmp(m->name, name) && !*m->dataset)
-                        sum += m->value;
-        }
-        return sum;
+        if (at < metrics->count &&
+                !compare(&metrics->item[at], name, dataset, client))
+                return metrics->item[at].value;
+        if (*dataset && *client)
+                return 0;
+        if (*dataset)
+                return sum_dataset(metrics, name, dataset);
+        return *client ? sum_client(metrics, name, client)
+                       : sum_node(metrics, name);
 }
 
 static int by_text(const void *a, const void *b)
@@ -191,23 +245,43 @@ static json_t *number(double value)
         return json_real(isfinite(value) ? value : 0);
 }
 
-/* {name: value} for labels; metrics that do not apply are left out. */
+/* Whether a metric of that name, the first of which is @at, has the labels,
+ * or parts that make their sum. */
+static bool applies(const struct cli_metrics *metrics, size_t at,
+        const char *dataset, const char *client)
+{
+        const char *name = metrics->item[at].name;
+
+        if (!*client) {
+                if (*dataset)
+                        at = seek(metrics, name, dataset, "");
+                return is_of(metrics, at, name) &&
+                       (!*dataset ||
+                               !strcmp(metrics->item[at].dataset, dataset));
+        }
+        for (; is_of(metrics, at, name); at++)
+                if (!strcmp(metrics->item[at].client, client))
+                        return true;
+        return false;
+}
+
+/* {name: value} for a dataset, a client, or neither; metrics that do not
+ * apply are left out. */
 static json_t *json_of(const struct cli_metrics *metrics, const char *dataset,
         const char *client)
 {
         json_t *o = json_object();
+        size_t i = 0;
 
-        for (size_t i = 0; i < metrics->count; i++) {
-                const struct cli_metric *m = &metrics->item[i];
+        while (i < metrics->count) {
+                const char *name = metrics->item[i].name;
 
-                if ((*dataset && strcmp(m->dataset, dataset)) ||
-                        (*client && strcmp(m->client, client)))
-                        continue;
-                if (json_object_get(o, m->name))
-                        continue;
-                json_object_set_new(o, m->name,
-                        number(cli_metrics_value(
-                                metrics, m->name, dataset, client)));
+                if (applies(metrics, i, dataset, client))
+                        json_object_set_new(o, name,
+                                number(cli_metrics_value(
+                                        metrics, name, dataset, client)));
+                /* No label is above this one. */
+                i = seek(metrics, name, "\xff", "");
         }
         return o;
 }

@@ -32,6 +32,8 @@ int cli_metrics_get(struct cli_conn *conn, const char *dataset,
 /* Copies metrics of a message. */
 void cli_metrics_take(struct cli_metrics *metrics, Sheaf__Metric *const *metric,
         size_t count);
+/* By name, dataset, client: once after all were taken, before any use. */
+void cli_metrics_sort(struct cli_metrics *metrics);
 void cli_metrics_free(struct cli_metrics *metrics);
 
 /* The value for labels ("": summed over), 0 when there is none. */

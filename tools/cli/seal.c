@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* sheaf seal: reads what is still unknown, until every digest of the version
- * is known and it has a root digest. */
+ * is known and it has a root digest. What was known before is told apart. */
 #include "tools/cli/conn.h"
 #include "tools/cli/out.h"
 #include "tools/cli/report.h"
@@ -36,7 +36,8 @@ static int run(struct cli *cli)
         __attribute__((cleanup(cli_conn_free_p))) struct cli_conn *conn = NULL;
         Sheaf__Seal body = SHEAF__SEAL__INIT;
         struct outcome out = { 0 };
-        char size[SHEAF_SIZE_TEXT_MAX];
+        char size[SHEAF_SIZE_TEXT_MAX], before[SHEAF_SIZE_TEXT_MAX];
+        uint64_t known, read;
         int rc = cli_conn_open(cli, &conn);
 
         if (rc)
@@ -49,11 +50,18 @@ static int run(struct cli *cli)
         if (!out.dataset)
                 out.dataset = json_object();
         cli_findings_end(&out.findings, out.dataset);
+        known = out.findings.from_cache_bytes;
+        read = out.findings.done_bytes - known;
+        json_object_set_new(
+                out.dataset, "read_bytes", json_integer((json_int_t)read));
+        json_object_set_new(out.dataset, "known_before_bytes",
+                json_integer((json_int_t)known));
         if (!rc && cli->json)
                 cli_json_print(json_incref(out.dataset));
         else if (!rc && !cli->quiet)
-                printf("%s: sealed, %s read%s%s\n", cli->args[0],
-                        sheaf_size_text(out.findings.done_bytes, size),
+                printf("%s: sealed, %s read, %s known before%s%s\n",
+                        cli->args[0], sheaf_size_text(read, size),
+                        sheaf_size_text(known, before),
                         *out.digest ? ", digest " : "", out.digest);
         json_decref(out.dataset);
         return rc;

@@ -67,18 +67,13 @@ static double mount_requests(const struct view *view, const char *dataset)
         double sum = 0;
         const char *last = "";
 
+        /* Each name once: with all its labels it stands together. */
         for (size_t i = 0; i < view->now->count; i++) {
                 const char *name = view->now->item[i].name;
 
-                if (strncmp(name, "mount.requests.", 15))
+                if (strncmp(name, "mount.requests.", 15) || !strcmp(last, name))
                         continue;
-                /* Each name once: it comes again for each label. */
-                bool again = !strcmp(last, name);
-
-                for (size_t j = 0; j < i && !again; j++)
-                        again = !strcmp(view->now->item[j].name, name);
-                if (!again)
-                        sum += get(view, name, dataset, "");
+                sum += get(view, name, dataset, "");
                 last = name;
         }
         return sum;

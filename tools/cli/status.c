@@ -172,6 +172,7 @@ static int run(struct cli *cli)
 
         CLI_REQUEST(env, GET_STATUS, get_status, &body);
         rc = cli_conn_call(conn, &env, NULL, 0, on_reply, &status);
+        cli_metrics_sort(&status.metrics);
         if (!rc && cli->json)
                 finish_json(&status);
         else if (!rc)
