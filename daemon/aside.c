@@ -31,7 +31,7 @@ static int take_rights(const struct sheaf_aside *aside)
         /* Some sandboxes refuse it; then the umask is set for all, shortly,
          * which no file of the daemon's relies on. */
         (void)unshare(CLONE_FS);
-        if (geteuid() || !aside->uid)
+        if (geteuid() || !aside->uid || aside->own_rights)
                 return 0;
         if (syscall(SYS_setgroups, aside->group_count, aside->groups))
                 return -errno;

@@ -23,7 +23,8 @@
  * and which must not refer to anything that may go. */
 struct sheaf_aside {
         /* Set before sheaf_aside_start. */
-        uid_t uid; /* whose rights; only a daemon of root changes them */
+        uid_t uid;       /* whose rights; only a daemon of root changes them */
+        bool own_rights; /* the daemon's instead; @uid counts all the same */
         gid_t gid;
         const uint32_t *groups; /* of the state */
         size_t group_count;

@@ -400,11 +400,16 @@ static void job_begin(struct sheaf_conn *conn, uint64_t id,
                 job_fail(job, rc, "the origin cannot be listed");
 }
 
+/* By what the kernel knows already: the directory's file system may be one
+ * that never answers. */
 static bool fd_is_directory(int fd)
 {
-        struct stat st;
+        struct statx x;
 
-        return fd >= 0 && fstat(fd, &st) == 0 && S_ISDIR(st.st_mode);
+        return fd >= 0 &&
+               statx(fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, STATX_TYPE,
+                       &x) == 0 &&
+               S_ISDIR(x.stx_mode);
 }
 
 /* Text of a path field: at most PATH_MAX - 1 bytes, without NUL. */
@@ -417,30 +422,20 @@ static int path_text(const ProtobufCBinaryData *bytes, char *buf, size_t cap)
         return 0;
 }
 
-void sheaf_verb_add_dataset(struct sheaf_conn *conn, struct sheaf_wire_msg *msg)
+/* @covered: those with whom it is to be shared could read the origin. */
+static void add(
+        struct sheaf_conn *conn, struct sheaf_wire_msg *msg, bool covered)
 {
         const Sheaf__AddDataset *add = msg->env->add_dataset;
         uint64_t id = msg->env->id;
-        sheaf_autofd int fd = sheaf_wire_take_fd(msg, 0);
         struct sheaf_reg_dataset *ds;
         char origin[PATH_MAX];
         enum sheaf_share kind;
         gid_t gid;
         int rc;
 
-        if (!fd_is_directory(fd) ||
-                path_text(&add->origin, origin, sizeof(origin))) {
-                sheaf_conn_error(conn, id, -ENOTDIR,
-                        "the origin must come as an open directory");
-                return;
-        }
-        rc = sheaf_share_parse(add->share, &kind, &gid);
-        if (rc) {
-                sheaf_conn_error(conn, id, rc,
-                        "--share '%s': give group:NAME or all", add->share);
-                return;
-        }
-        if (!add->force && !sheaf_share_covered(fd, kind, gid)) {
+        if (path_text(&add->origin, origin, sizeof(origin)) || !covered ||
+                sheaf_share_parse(add->share, &kind, &gid)) {
                 sheaf_conn_error(conn, id, -EPERM,
                         "--share %s: those users could not read %s "
                         "themselves; --force shares it all the same",
@@ -448,7 +443,7 @@ void sheaf_verb_add_dataset(struct sheaf_conn *conn, struct sheaf_wire_msg *msg)
                 return;
         }
         rc = sheaf_registry_create(conn->daemon->registry, &conn->who,
-                add->name, origin, fd, add->follow, &ds);
+                add->name, origin, msg->fds[0], add->follow, &ds);
         if (rc) {
                 sheaf_conn_error(conn, id, rc,
                         rc == -EEXIST   ? "you have a dataset '%s' already; "
@@ -463,6 +458,37 @@ void sheaf_verb_add_dataset(struct sheaf_conn *conn, struct sheaf_wire_msg *msg)
         ds->record->share_kind = kind;
         ds->record->share_gid = gid;
         job_begin(conn, id, ds, true, add->force);
+}
+
+void sheaf_verb_add_dataset(struct sheaf_conn *conn, struct sheaf_wire_msg *msg)
+{
+        const Sheaf__AddDataset *body = msg->env->add_dataset;
+        uint64_t id = msg->env->id;
+        char origin[PATH_MAX];
+        enum sheaf_share kind;
+        gid_t gid;
+        int rc;
+
+        if (!msg->fd_count || !fd_is_directory(msg->fds[0]) ||
+                path_text(&body->origin, origin, sizeof(origin))) {
+                sheaf_conn_error(conn, id, -ENOTDIR,
+                        "the origin must come as an open directory");
+                return;
+        }
+        rc = sheaf_share_parse(body->share, &kind, &gid);
+        if (rc) {
+                sheaf_conn_error(conn, id, rc,
+                        rc == -ETIMEDOUT
+                                ? "--share '%s': groups are not looked up in "
+                                  "time; try again, or give group:NUMBER"
+                                : "--share '%s': give group:NAME or all",
+                        body->share);
+                return;
+        }
+        if (kind == SHEAF_SHARE_OWNER || body->force)
+                add(conn, msg, true);
+        else
+                sheaf_share_judge(conn, msg, kind, gid, add);
 }
 
 void sheaf_verb_update_dataset(

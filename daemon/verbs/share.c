@@ -55,22 +55,6 @@ int sheaf_share_parse(
         return 0;
 }
 
-/* Whether the domain has all of @bits (r 4, x 1) of a directory. A member of
- * the group is judged by the group's bits alone, as the kernel does. */
-static bool mode_allows(mode_t mode, gid_t owning, enum sheaf_share kind,
-        gid_t gid, mode_t bits)
-{
-        if (kind == SHEAF_SHARE_GROUP && owning == gid)
-                return (mode >> 3 & bits) == bits;
-        return (mode & bits) == bits;
-}
-
-static bool allows(
-        const struct stat *st, enum sheaf_share kind, gid_t gid, mode_t bits)
-{
-        return mode_allows(st->st_mode, st->st_gid, kind, gid, bits);
-}
-
 uint64_t sheaf_share_private(const struct sheaf_listing *listing,
         enum sheaf_share kind, gid_t gid, uint32_t *ret_first)
 {
@@ -82,8 +66,9 @@ uint64_t sheaf_share_private(const struct sheaf_listing *listing,
                 const struct sheaf_listing_entry *e = &listing->entries[i];
 
                 if (S_ISLNK(e->mode) ||
-                        mode_allows(e->mode, listing->owners[e->owner].gid,
-                                kind, gid, S_ISDIR(e->mode) ? 5 : 4))
+                        sheaf_share_mode_allows(e->mode,
+                                listing->owners[e->owner].gid, kind, gid,
+                                S_ISDIR(e->mode) ? 5 : 4))
                         continue;
                 if (!count++)
                         *ret_first = i;
@@ -101,32 +86,6 @@ void sheaf_share_private_text(const struct sheaf_listing *listing,
                 "%llu files and directories, %.200s the first, could not be "
                 "read by those users themselves",
                 (unsigned long long)count, path);
-}
-
-bool sheaf_share_covered(int root_fd, enum sheaf_share kind, gid_t gid)
-{
-        sheaf_autofd int fd = -1;
-        struct stat st, up;
-
-        if (kind == SHEAF_SHARE_OWNER)
-                return true;
-        if (fstat(root_fd, &st) || !allows(&st, kind, gid, 5))
-                return false;
-        for (int depth = 0; depth < DEPTH_MAX; depth++) {
-                int next = openat(fd < 0 ? root_fd : fd, "..",
-                        O_PATH | O_DIRECTORY | O_CLOEXEC);
-
-                sheaf_close_p(&fd);
-                fd = next;
-                if (fd < 0 || fstat(fd, &up))
-                        return false;
-                if (up.st_dev == st.st_dev && up.st_ino == st.st_ino)
-                        return true;
-                if (!allows(&up, kind, gid, 1))
-                        return false;
-                st = up;
-        }
-        return false;
 }
 
 /* A change that waits for the listing. */
@@ -251,4 +210,32 @@ void sheaf_verb_share(struct sheaf_conn *conn, struct sheaf_wire_msg *msg)
                 sheaf_conn_error(conn, id, -EAGAIN, "still being listed");
         else
                 check_and_record(conn, id, ds, kind, gid);
+}
+
+void sheaf_verb_share(struct sheaf_conn *conn, struct sheaf_wire_msg *msg)
+{
+        const Sheaf__Share *share_body = msg->env->share;
+        uint64_t id = msg->env->id;
+        enum sheaf_share kind;
+        gid_t gid;
+        int rc;
+
+        if (!sheaf_conn_dataset(conn, id, share_body->name, true))
+                return;
+        rc = sheaf_share_parse(share_body->share, &kind, &gid);
+        if (rc) {
+                sheaf_conn_error(conn, id, rc,
+                        rc == -ETIMEDOUT
+                                ? "'%s': groups are not looked up in time; "
+                                  "try again, or give group:NUMBER"
+                                : "'%s': give owner, group:NAME or all",
+                        share_body->share);
+                return;
+        }
+        /* Without the origin's descriptor there is nothing to judge by. */
+        if (kind == SHEAF_SHARE_OWNER || share_body->force || !msg->fd_count)
+                share(conn, msg,
+                        kind == SHEAF_SHARE_OWNER || share_body->force);
+        else
+                sheaf_share_judge(conn, msg, kind, gid, share);
 }

@@ -35,8 +35,17 @@ sheaf_verb sheaf_verb_grant_socket, sheaf_verb_revoke_grant,
 /* What --share says. 0; -EINVAL; -ENOENT no such group. */
 SHEAF_MUST_CHECK int sheaf_share_parse(
         const char *text, enum sheaf_share *ret_kind, gid_t *ret_gid);
-/* Whether those whom it names could read the origin's root themselves. */
-bool sheaf_share_covered(int root_fd, enum sheaf_share kind, gid_t gid);
+/* Judges whether those whom it names could read the origin's root, the
+ * message's first descriptor, themselves; then calls @next, later, with the
+ * message, which is taken over. Failures are answered. */
+typedef void sheaf_judged(
+        struct sheaf_conn *conn, struct sheaf_wire_msg *msg, bool covered);
+void sheaf_share_judge(struct sheaf_conn *conn, struct sheaf_wire_msg *msg,
+        enum sheaf_share kind, gid_t gid, sheaf_judged *next);
+/* Whether the domain has all of @bits (r 4, x 1) of a mode. A member of the
+ * group is judged by the group's bits alone, as the kernel does. */
+bool sheaf_share_mode_allows(mode_t mode, gid_t owning, enum sheaf_share kind,
+        gid_t gid, mode_t bits);
 /* How many files and directories of the listing their modes deny to those;
  * @ret_first is set when there is one. */
 uint64_t sheaf_share_private(const struct sheaf_listing *listing,
