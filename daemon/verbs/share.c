@@ -11,13 +11,10 @@
 
 #include "daemon/log.h"
 
-#include <fcntl.h>
 #include <grp.h>
 #include <limits.h>
 #include <stdio.h>
 #include <sys/stat.h>
-
-#define DEPTH_MAX 256
 
 /* "", "owner", "all", "group:NAME" or "group:GID". */
 int sheaf_share_parse(
@@ -177,28 +174,20 @@ static void check_and_record(struct sheaf_conn *conn, uint64_t id,
         sheaf_registry_open(&s->opening);
 }
 
-void sheaf_verb_share(struct sheaf_conn *conn, struct sheaf_wire_msg *msg)
+/* @covered: they could read the origin's root. */
+static void share(
+        struct sheaf_conn *conn, struct sheaf_wire_msg *msg, bool covered)
 {
         const Sheaf__Share *share = msg->env->share;
         uint64_t id = msg->env->id;
         struct sheaf_reg_dataset *ds =
                 sheaf_conn_dataset(conn, id, share->name, true);
-        sheaf_autofd int fd = sheaf_wire_take_fd(msg, 0);
         enum sheaf_share kind;
         gid_t gid;
-        int rc;
 
         if (!ds)
                 return;
-        rc = sheaf_share_parse(share->share, &kind, &gid);
-        if (rc) {
-                sheaf_conn_error(conn, id, rc,
-                        "'%s': give owner, group:NAME or all", share->share);
-                return;
-        }
-        /* Without the origin's descriptor there is nothing to judge by. */
-        if (kind != SHEAF_SHARE_OWNER && !share->force &&
-                (fd < 0 || !sheaf_share_covered(fd, kind, gid))) {
+        if (!covered || sheaf_share_parse(share->share, &kind, &gid)) {
                 sheaf_conn_error(conn, id, -EPERM,
                         "those users may not be able to read the origin "
                         "themselves; --force shares it all the same");
