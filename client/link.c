@@ -83,7 +83,9 @@ static void say_hello(struct sheaf_session *session)
         env.id = ++session->next_id;
         env.body_case = SHEAF__ENVELOPE__BODY_HELLO;
         env.hello = &body;
-        send_or_hang_up(session, &env);
+        /* Where it fails the other side has hung up, and what it said before
+         * is still to be read. */
+        (void)!sheaf_wire_send(session->sock, &env, NULL, 0);
 }
 
 /* Which failure to show when every place failed: a refusal says more than an

@@ -4,6 +4,7 @@
  * accepted. */
 #include "daemon/config.h"
 
+#include "daemon/memory_limit.h"
 #include "proto/paths.h"
 #include "proto/size.h"
 
@@ -17,6 +18,8 @@
 #include <sys/stat.h>
 #include <sys/statfs.h>
 #include <sys/statvfs.h>
+
+#define OWN_BYTES (64 * SHEAF_MIB)
 
 #ifndef SHEAF_LIBEXECDIR
 #define SHEAF_LIBEXECDIR "/usr/libexec/sheaf"
@@ -128,10 +131,32 @@ static int set_size(uint64_t *to, const char *name, const char *value)
         return 0;
 }
 
-static uint64_t machine_memory(void)
+/* The most shared memory that the control group leaves room for, beside what
+ * the daemon and its readers need: a quarter of it for bytes under way, 256
+ * MiB at most, and OWN_BYTES. */
+static uint64_t group_memory(void)
 {
-        return (uint64_t)sysconf(_SC_PHYS_PAGES) *
-               (uint64_t)sysconf(_SC_PAGESIZE);
+        uint64_t bytes = sheaf_memory_group();
+
+        if (bytes == UINT64_MAX)
+                return bytes;
+        bytes -= SHEAF_MIN(bytes, OWN_BYTES);
+        return SHEAF_MAX(
+                bytes / 5 * 4, bytes - SHEAF_MIN(bytes, 256 * SHEAF_MIB));
+}
+
+static int memory_fits(uint64_t bytes, const char *value)
+{
+        char limit[SHEAF_SIZE_TEXT_MAX], most[SHEAF_SIZE_TEXT_MAX], text[256];
+
+        if (bytes <= group_memory())
+                return 0;
+        snprintf(text, sizeof(text),
+                "at most %s here, since the limit of the memory control group "
+                "is %s; raise that, or give less",
+                sheaf_size_text(group_memory(), most),
+                sheaf_size_text(sheaf_memory_group(), limit));
+        return bad("memory", value, text);
 }
 
 /* Zero would be taken for "not given", and the default is larger. What the
@@ -141,10 +166,10 @@ static int set_memory(uint64_t *to, const char *value)
         if (sheaf_size_parse(value, to) || !*to)
                 return bad("memory", value,
                         "a size such as 512MiB or 64GiB, at least 32MiB");
-        if (*to > machine_memory())
+        if (*to > sheaf_memory_machine())
                 return bad("memory", value,
                         "more than the memory of this machine");
-        return 0;
+        return memory_fits(*to, value);
 }
 
 /* Of less than that the cache's own data leaves next to nothing. */
@@ -306,9 +331,10 @@ static int default_socket(struct sheaf_config *config)
 
 static uint64_t default_memory(void)
 {
-        uint64_t bytes = machine_memory() / 4;
+        uint64_t bytes = sheaf_memory_machine() / 4;
 
-        return SHEAF_MIN(bytes & ~(64 * SHEAF_MIB - 1), 16 * SHEAF_GIB);
+        bytes = SHEAF_MIN(bytes & ~(64 * SHEAF_MIB - 1), 16 * SHEAF_GIB);
+        return SHEAF_MIN(bytes, group_memory() / 2);
 }
 
 /* sheaf-reader lies beside sheafd, or in libexec. */
@@ -410,6 +436,25 @@ static void default_disk(struct sheaf_config *config)
                 config->floor_bytes = SHEAF_MIN(SHEAF_GIB, size / 20);
 }
 
+/* On tmpfs both limits are of the same memory. */
+static void warn_of_tmpfs(struct sheaf_config *config)
+{
+        uint64_t most = SHEAF_MIN(sheaf_memory_machine(), sheaf_memory_group());
+        struct statfs fs;
+
+        if (statfs(config->cache_dir, &fs) ||
+                (fs.f_type != TMPFS_MAGIC && fs.f_type != RAMFS_MAGIC))
+                return;
+        config->memory_crowded =
+                config->memory_bytes + config->disk_bytes > most;
+        if (config->memory_crowded)
+                fprintf(stderr,
+                        "sheafd: warning: %s is on tmpfs, and --disk and "
+                        "--memory together exceed the memory there is; use a "
+                        "disk, or smaller limits\n",
+                        config->cache_dir);
+}
+
 int sheaf_config_read(int argc, char **argv, struct sheaf_config *ret_config)
 {
         struct sheaf_config config = { .deadline_ms = 30000,
@@ -448,6 +493,7 @@ int sheaf_config_read(int argc, char **argv, struct sheaf_config *ret_config)
                 return rc;
         }
         default_disk(&config);
+        warn_of_tmpfs(&config);
         *ret_config = config;
         return 0;
 }

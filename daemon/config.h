@@ -15,6 +15,7 @@ struct sheaf_config {
         bool disk_is_default; /* derived from free space at start */
         uint64_t floor_bytes; /* free space left on the cache's disk */
         uint32_t deadline_ms; /* bound of every read and wait */
+        bool memory_crowded;  /* with a cache on tmpfs, more than there is */
         enum sheaf_pages pages;
         bool foreground;
         bool no_uring;

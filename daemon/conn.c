@@ -267,6 +267,13 @@ struct sheaf_reg_dataset *sheaf_conn_dataset(
                         name, name);
                 return NULL;
         }
+        if (rc == -ETIMEDOUT) {
+                sheaf_conn_error(conn, id, rc,
+                        "'%s': users are not looked up in time; try again, or "
+                        "give ~NUMBER/NAME",
+                        name);
+                return NULL;
+        }
         if (rc) {
                 sheaf_conn_error(conn, id, rc,
                         "no dataset '%s' that you may read; see: sheaf ls",
@@ -371,6 +378,21 @@ static bool allowed_by_grant(Sheaf__Envelope__BodyCase body)
         }
 }
 
+/* What a connection may ask that is there only to ask. */
+static bool is_question(Sheaf__Envelope__BodyCase body)
+{
+        switch (body) {
+        case SHEAF__ENVELOPE__BODY_HELLO:
+        case SHEAF__ENVELOPE__BODY_CANCEL:
+        case SHEAF__ENVELOPE__BODY_LIST_DATASETS:
+        case SHEAF__ENVELOPE__BODY_GET_STATS:
+        case SHEAF__ENVELOPE__BODY_GET_STATUS:
+                return true;
+        default:
+                return false;
+        }
+}
+
 static void dispatch(struct sheaf_conn *conn, struct sheaf_wire_msg *msg)
 {
         Sheaf__Envelope__BodyCase body = msg->env->body_case;
@@ -389,6 +411,9 @@ static void dispatch(struct sheaf_conn *conn, struct sheaf_wire_msg *msg)
         else if (conn->who.grant && !allowed_by_grant(body))
                 sheaf_conn_error(conn, msg->env->id, -EPERM,
                         "not through the socket of a grant");
+        else if (conn->brief_end_ns && !is_question(body))
+                sheaf_conn_error(
+                        conn, msg->env->id, -EMFILE, SHEAF_CROWDED_TEXT);
         else
                 verb(conn, msg);
 }

@@ -10,9 +10,8 @@
 
 #include "daemon/clock.h"
 #include "daemon/log.h"
+#include "daemon/names.h"
 
-#include <grp.h>
-#include <pwd.h>
 #include <stdio.h>
 
 #define KEY_CAP   64
@@ -248,35 +247,19 @@ bool sheaf_registry_may_manage(const struct sheaf_reg_dataset *dataset,
                (who->uid == dataset->record->owner_uid || who->uid == 0);
 }
 
-void sheaf_registry_owner_text(uid_t uid, char *buf, size_t cap_bytes)
-{
-        struct passwd pw, *found = NULL;
-        char space[4096];
-
-        if (getpwuid_r(uid, &pw, space, sizeof(space), &found) == 0 && found)
-                snprintf(buf, cap_bytes, "%s", pw.pw_name);
-        else
-                snprintf(buf, cap_bytes, "%u", uid);
-}
-
 void sheaf_registry_share_text(
         const struct sheaf_reg_dataset *dataset, char *buf, size_t cap_bytes)
 {
-        struct group gr, *found = NULL;
-        char space[4096];
+        char group[64];
 
         switch (dataset->record->share_kind) {
         case SHEAF_SHARE_ALL:
                 snprintf(buf, cap_bytes, "all");
                 break;
         case SHEAF_SHARE_GROUP:
-                if (getgrgid_r(dataset->record->share_gid, &gr, space,
-                            sizeof(space), &found) == 0 &&
-                        found)
-                        snprintf(buf, cap_bytes, "group:%s", gr.gr_name);
-                else
-                        snprintf(buf, cap_bytes, "group:%u",
-                                dataset->record->share_gid);
+                sheaf_names_of_group(
+                        dataset->record->share_gid, group, sizeof(group));
+                snprintf(buf, cap_bytes, "group:%s", group);
                 break;
         default:
                 snprintf(buf, cap_bytes, "owner");
@@ -290,12 +273,13 @@ struct sheaf_reg_dataset *sheaf_registry_first(struct sheaf_registry *registry)
         return TAILQ_FIRST(&registry->datasets);
 }
 
-/* Splits "~OWNER/NAME". 0 no owner given, 1 given, -ENOENT no such user. */
+/* Splits "~OWNER/NAME". 0 no owner given, 1 given, -ENOENT no such user,
+ * -ETIMEDOUT not known in time. */
 static int split_owner(const char *name, uid_t *uid, const char **rest)
 {
         const char *slash = strchr(name, '/');
-        struct passwd pw, *found = NULL;
-        char space[4096], owner[64], *end;
+        char owner[64], *end;
+        int rc;
 
         *rest = name;
         if (name[0] != '~' || !slash)
@@ -308,10 +292,8 @@ static int split_owner(const char *name, uid_t *uid, const char **rest)
         *uid = (uid_t)strtoul(owner, &end, 10);
         if (*owner && !*end)
                 return 1;
-        if (getpwnam_r(owner, &pw, space, sizeof(space), &found) || !found)
-                return -ENOENT;
-        *uid = pw.pw_uid;
-        return 1;
+        rc = sheaf_names_user(owner, uid);
+        return rc ? rc : 1;
 }
 
 int sheaf_registry_find(struct sheaf_registry *registry,

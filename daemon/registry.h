@@ -215,7 +215,5 @@ SHEAF_MUST_CHECK int sheaf_record_terminate(ProtobufCBinaryData *bytes);
 /* "owner", "group:NAME", "all". */
 void sheaf_registry_share_text(
         const struct sheaf_reg_dataset *dataset, char *buf, size_t cap_bytes);
-/* User name of the owner, or the uid in digits. */
-void sheaf_registry_owner_text(uid_t uid, char *buf, size_t cap_bytes);
 
 #endif

@@ -5,7 +5,10 @@
  *    ends (pidfd), whichever is seen first; after a fork that was announced
  *    only hang-up counts, since the child still reads
  *  2 what was held at a fork stays held until the fork's pipe hangs up
- *  3 at the descriptor limit new connections are refused at once, by a spare
+ *  3 the last descriptors are kept for what the daemon itself opens. When
+ *    clients have the others, the oldest connection that said nothing yet
+ *    gives way; else a new one may ask for figures, and is closed soon
+ *  4 at the very limit new connections are refused at once, by a spare
  *    descriptor, and never cause a busy loop
  *
  * Threads: loop thread. */
@@ -14,10 +17,14 @@
 #include "daemon/clock.h"
 
 #include <fcntl.h>
+#include <limits.h>
 #include <stdio.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 
 #define RETRY_MS 20
+#define BRIEF_NS (2 * SHEAF_NS_PER_SEC)
+#define KEPT_MAX 64
 
 static void conn_closed(uv_handle_t *handle)
 {
@@ -51,6 +58,13 @@ static void fold_meter(struct sheaf_handle *h)
         h->meter = NULL;
 }
 
+void sheaf_conn_greeted(struct sheaf_conn *conn)
+{
+        if (!conn->said_hello)
+                TAILQ_REMOVE(&conn->server->mute, conn, mute_link);
+        conn->said_hello = true;
+}
+
 void sheaf_conn_close_handle(
         struct sheaf_conn *conn, struct sheaf_handle *handle)
 {
@@ -74,6 +88,7 @@ void sheaf_conn_close(struct sheaf_conn *conn)
                 return;
         conn->closing = true;
         LIST_REMOVE(conn, link);
+        sheaf_conn_greeted(conn);
         while ((call = LIST_FIRST(&conn->calls))) {
                 sheaf_call_end(call);
                 call->abandon(call);
@@ -116,7 +131,7 @@ static void process_ended(uv_poll_t *poll, int status, int events)
         sheaf_conn_close(conn);
 }
 
-static int conn_new(struct sheaf_listener *listener, int sock)
+static int conn_new(struct sheaf_listener *listener, int sock, bool brief)
 {
         struct sheaf_server *server = listener->server;
         struct sheaf_conn *conn = sheaf_new(struct sheaf_conn, 1);
@@ -150,14 +165,67 @@ static int conn_new(struct sheaf_listener *listener, int sock)
                 conn->pid_poll.data = conn;
                 uv_poll_start(&conn->pid_poll, UV_READABLE, process_ended);
         }
+        if (brief)
+                conn->brief_end_ns = sheaf_now_ns() + BRIEF_NS;
         LIST_INSERT_HEAD(&server->conns, conn, link);
+        TAILQ_INSERT_TAIL(&server->mute, conn, mute_link);
         server->stats.accepted++;
         return 0;
+}
+
+/* The lowest free number is given, so a number tells how many are in use. */
+static bool is_kept(const struct sheaf_server *server, int fd, int part)
+{
+        return fd < 0 || fd >= server->fds_max - server->fds_kept / part;
+}
+
+bool sheaf_server_crowded(const struct sheaf_server *server)
+{
+        sheaf_autofd int fd = fcntl(server->spare_fd, F_DUPFD_CLOEXEC, 0);
+
+        return is_kept(server, fd, 1);
+}
+
+/* 0; -EMFILE: for nothing but a brief question; -ENFILE: not at all. */
+static int admit(struct sheaf_server *server, int sock)
+{
+        struct sheaf_conn *mute = TAILQ_FIRST(&server->mute);
+
+        if (!is_kept(server, sock, 1))
+                return 0;
+        if (sheaf_log_once(&server->crowded_once, 10 * SHEAF_NS_PER_SEC))
+                sheaf_log(SHEAF_LOG_WARN, "descriptors_used_up",
+                        "limit=%d remedy=\"a higher limit (ulimit -Hn, "
+                        "LimitNOFILE=), or fewer clients\"",
+                        server->fds_max);
+        /* They are closed when the loop turns: not too many at once. */
+        if (is_kept(server, sock, 2))
+                return -ENFILE;
+        if (!mute)
+                return -EMFILE;
+        server->stats.dropped_mute++;
+        sheaf_conn_close(mute);
+        return 0;
+}
+
+/* Tells it why, which may fail. */
+static void say_refused(int sock, int rc)
+{
+        Sheaf__Envelope env = SHEAF__ENVELOPE__INIT;
+        Sheaf__Error error = SHEAF__ERROR__INIT;
+
+        error.errno_value = -rc;
+        error.message = (char *)SHEAF_CROWDED_TEXT;
+        env.body_case = SHEAF__ENVELOPE__BODY_ERROR;
+        env.error = &error;
+        (void)!sheaf_wire_send(sock, &env, NULL, 0);
 }
 
 static void refuse(struct sheaf_server *server, int sock, int rc)
 {
         server->stats.refused++;
+        if (sock >= 0 && (rc == -EMFILE || rc == -ENFILE))
+                say_refused(sock, rc);
         if (sheaf_log_once(&server->refused_once, 10 * SHEAF_NS_PER_SEC))
                 sheaf_log_rc(rc, SHEAF_LOG_WARN, "connection refused",
                         "count=%llu",
@@ -191,7 +259,9 @@ static void accept_cb(uv_poll_t *poll, int status, int events)
                 }
                 if (sock < 0)
                         return;
-                rc = conn_new(listener, sock);
+                rc = admit(server, sock);
+                if (!rc || rc == -EMFILE)
+                        rc = conn_new(listener, sock, rc == -EMFILE);
                 if (rc)
                         refuse(server, sock, rc);
         }
@@ -293,7 +363,19 @@ static void retry_cb(uv_timer_t *timer)
                 next = LIST_NEXT(conn, link);
                 if (!TAILQ_EMPTY(&conn->queue))
                         sheaf_conn_flush(conn);
+                if (conn->brief_end_ns && sheaf_now_ns() > conn->brief_end_ns)
+                        sheaf_conn_close(conn);
         }
+}
+
+static void set_limits(struct sheaf_server *server)
+{
+        struct rlimit limit;
+
+        server->fds_max = INT_MAX;
+        if (!getrlimit(RLIMIT_NOFILE, &limit) && limit.rlim_cur < INT_MAX)
+                server->fds_max = (int)limit.rlim_cur;
+        server->fds_kept = SHEAF_MIN(server->fds_max / 4, KEPT_MAX);
 }
 
 int sheaf_server_new(struct sheaf_daemon *daemon, const char *path,
@@ -305,7 +387,9 @@ int sheaf_server_new(struct sheaf_daemon *daemon, const char *path,
         if (!server)
                 return -ENOMEM;
         server->daemon = daemon;
+        TAILQ_INIT(&server->mute);
         server->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+        set_limits(server);
         uv_timer_init(daemon->loop, &server->timer);
         server->timer.data = server;
         uv_timer_start(&server->timer, retry_cb, RETRY_MS, RETRY_MS);
@@ -377,6 +461,8 @@ void sheaf_server_stats(
         const struct sheaf_server *server, struct sheaf_server_stats *ret_stats)
 {
         *ret_stats = server->stats;
+        ret_stats->fds_max = (uint64_t)server->fds_max;
+        ret_stats->crowded = sheaf_server_crowded(server);
 }
 
 static void ghost_hangup(uv_poll_t *poll, int status, int events)

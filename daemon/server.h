@@ -21,7 +21,10 @@
 #define SHEAF_CONN_HINTS_MAX   16384 /* chunks hinted at */
 /* Of copies that are being made or not yet read. */
 #define SHEAF_CONN_COPY_BYTES (UINT64_C(512) << 20)
-#define SHEAF_UID_FORKS_MAX   1024 /* announced forks that live on */
+#define SHEAF_CROWDED_TEXT                                                     \
+        "sheafd's descriptors are used up; raise its limit (ulimit -Hn, "      \
+        "LimitNOFILE=), or end clients that do nothing"
+#define SHEAF_UID_FORKS_MAX 1024 /* announced forks that live on */
 
 struct sheaf_server;
 struct sheaf_conn;
@@ -90,9 +93,11 @@ struct sheaf_out;
 
 struct sheaf_conn {
         LIST_ENTRY(sheaf_conn) link;
+        TAILQ_ENTRY(sheaf_conn) mute_link; /* until it said Hello */
         struct sheaf_server *server;
         struct sheaf_daemon *daemon;
         struct sheaf_principal who;
+        int64_t brief_end_ns; /* may ask for figures until then; 0: for all */
         int sock;
         uv_poll_t poll, pid_poll;
         bool pid_polled, closing, said_hello, forked;
@@ -130,9 +135,17 @@ void sheaf_server_drop_grant(struct sheaf_server *server, uint64_t grant);
 
 struct sheaf_server_stats {
         uint64_t accepted, refused, dropped_slow, bad_messages, pins_freed_dead;
+        uint64_t dropped_mute; /* said no Hello when room was needed */
+        uint64_t fds_max;      /* limit of descriptors */
+        bool crowded;          /* nearly all are in use, now */
 };
 void sheaf_server_stats(const struct sheaf_server *server,
         struct sheaf_server_stats *ret_stats);
+
+/* Whether so few descriptors are left that nothing new may be opened. */
+bool sheaf_server_crowded(const struct sheaf_server *server);
+/* It said Hello. */
+void sheaf_conn_greeted(struct sheaf_conn *conn);
 
 /* An arena has a new extent, or drops one: tells its clients. */
 void sheaf_server_extent_new(struct sheaf_server *server,

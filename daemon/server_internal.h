@@ -20,13 +20,15 @@ struct sheaf_server {
         struct sheaf_daemon *daemon;
         LIST_HEAD(, sheaf_listener) listeners;
         LIST_HEAD(, sheaf_conn) conns;
+        TAILQ_HEAD(, sheaf_conn) mute; /* no Hello yet, the oldest first */
         LIST_HEAD(, sheaf_fork_ghost) ghosts;
         uint64_t numbers;
         uv_timer_t timer; /* retries sends and accepts that lacked fds */
         bool closing;
         int spare_fd; /* given up to accept and refuse when at the limit */
+        int fds_max, fds_kept; /* the last ones are for our own work */
         struct sheaf_server_stats stats;
-        struct sheaf_log_once refused_once, bad_once, slow_once;
+        struct sheaf_log_once refused_once, bad_once, slow_once, crowded_once;
 };
 
 /* conn.c */

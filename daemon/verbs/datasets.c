@@ -5,6 +5,7 @@
 #include "daemon/verbs/verbs.h"
 
 #include "daemon/log.h"
+#include "daemon/names.h"
 
 #include <stdio.h>
 
@@ -63,7 +64,7 @@ void sheaf_dataset_fill_info(struct sheaf_reg_dataset *ds,
         const SheafRecord__Dataset *record = ds->record;
         struct sheaf_reg_version *each;
 
-        sheaf_registry_owner_text(
+        sheaf_names_of_user(
                 record->owner_uid, space->owner, sizeof(space->owner));
         sheaf_registry_share_text(ds, space->share, sizeof(space->share));
         info->name = record->name;

@@ -5,6 +5,7 @@
 #include "daemon/verbs/verbs.h"
 
 #include "daemon/grants.h"
+#include "daemon/names.h"
 
 #include <limits.h>
 
@@ -40,8 +41,7 @@ static void send_grant(struct sheaf_conn *conn, uint64_t id,
         for (each = sheaf_server_first(conn->daemon->server); each;
                 each = LIST_NEXT(each, link))
                 info.clients += each->who.grant == grant->record->serial;
-        sheaf_registry_owner_text(
-                grant->record->owner_uid, owner, sizeof(owner));
+        sheaf_names_of_user(grant->record->owner_uid, owner, sizeof(owner));
         info.id = grant->record->id;
         info.label = grant->record->label;
         info.dataset = names;

@@ -33,7 +33,7 @@ void sheaf_verb_hello(struct sheaf_conn *conn, struct sheaf_wire_msg *msg)
         set_text(conn->name, sizeof(conn->name), hello->name);
         conn->claimed_pid = hello->pid;
         conn->want_pin_bytes = hello->want_pin_bytes;
-        conn->said_hello = true;
+        sheaf_conn_greeted(conn);
         if (hello->layout_min <= SHEAF_SHM_LAYOUT &&
                 hello->layout_max >= SHEAF_SHM_LAYOUT)
                 welcome.layout = SHEAF_SHM_LAYOUT;
@@ -369,6 +369,10 @@ void sheaf_verb_open_dataset(
 
         if (!ds)
                 return;
+        if (sheaf_server_crowded(conn->server)) {
+                sheaf_conn_error(conn, id, -EMFILE, SHEAF_CROWDED_TEXT);
+                return;
+        }
         version = sheaf_registry_version(
                 ds, open->uuid.len == 16 ? open->uuid.data : NULL);
         if (!version) {

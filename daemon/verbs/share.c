@@ -10,8 +10,8 @@
 #include "daemon/verbs/verbs.h"
 
 #include "daemon/log.h"
+#include "daemon/names.h"
 
-#include <grp.h>
 #include <limits.h>
 #include <stdio.h>
 #include <sys/stat.h>
@@ -20,9 +20,9 @@
 int sheaf_share_parse(
         const char *text, enum sheaf_share *ret_kind, gid_t *ret_gid)
 {
-        struct group gr, *found = NULL;
-        char space[65536], *end; /* members of a large group */
         gid_t gid = 0;
+        char *end;
+        int rc;
 
         if (!*text || strcmp(text, "owner") == 0) {
                 *ret_kind = SHEAF_SHARE_OWNER;
@@ -38,11 +38,9 @@ int sheaf_share_parse(
                                      number >= UINT32_MAX))
                         return -EINVAL;
                 if (*end) {
-                        if (getgrnam_r(text + 6, &gr, space, sizeof(space),
-                                    &found) ||
-                                !found)
-                                return -ENOENT;
-                        gid = gr.gr_gid;
+                        rc = sheaf_names_group(text + 6, &gid);
+                        if (rc)
+                                return rc;
                 }
                 *ret_kind = SHEAF_SHARE_GROUP;
         } else {

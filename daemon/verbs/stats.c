@@ -13,6 +13,7 @@
 #include "daemon/verbs/verbs.h"
 
 #include "daemon/clock.h"
+#include "daemon/names.h"
 
 #include <stdio.h>
 
@@ -345,6 +346,7 @@ static void server_metrics(struct sheet *s)
         counter(s, "clients.accepted", "", server.accepted);
         counter(s, "clients.refused", "", server.refused);
         counter(s, "clients.dropped_slow", "", server.dropped_slow);
+        counter(s, "clients.dropped_mute", "", server.dropped_mute);
         counter(s, "clients.bad_messages", "", server.bad_messages);
         counter(s, "clients.pins_freed_dead", "", server.pins_freed_dead);
         gauge(s, "fetch.in_flight", "", fetch.in_flight);
@@ -396,7 +398,8 @@ void sheaf_verb_get_stats(struct sheaf_conn *conn, struct sheaf_wire_msg *msg)
 /* ---- status ---- */
 
 #define CLIENTS_MAX    128
-#define CONDITIONS_MAX 8
+#define CONDITIONS_MAX 16
+#define FDS_ENOUGH     1024
 
 struct report {
         Sheaf__Condition conditions[CONDITIONS_MAX],
@@ -428,8 +431,10 @@ static void fill_conditions(struct sheaf_conn *conn, struct report *r)
         struct sheaf_daemon *d = conn->daemon;
         struct sheaf_store_stats st;
         struct sheaf_arena_pool_stats pool;
+        struct sheaf_server_stats server;
         struct sheaf_reg_dataset *ds;
 
+        sheaf_server_stats(d->server, &server);
         sheaf_store_stats(d->store, &st);
         sheaf_arena_pool_stats(d->pool, &pool);
         if (st.degraded)
@@ -448,6 +453,24 @@ static void fill_conditions(struct sheaf_conn *conn, struct report *r)
                 condition(r, "shared memory has 4 KiB pages", pool.pages_why,
                         "reserve huge pages or set shmem_enabled to advise; "
                         "see: sheaf doctor");
+        if (server.crowded)
+                condition(r, "descriptors are used up",
+                        "new clients are refused, those that are there go on",
+                        "raise sheafd's limit (ulimit -Hn, LimitNOFILE=), or "
+                        "end clients that do nothing");
+        else if (server.fds_max < FDS_ENOUGH)
+                condition(r, "few descriptors are allowed",
+                        "the hard limit is below 1024; a client takes four",
+                        "raise sheafd's limit (ulimit -Hn, LimitNOFILE=)");
+        if (sheaf_names_stuck())
+                condition(r, "users and groups are shown as numbers",
+                        "their names are not looked up in time",
+                        "see passwd and group in /etc/nsswitch.conf");
+        if (d->config->memory_crowded)
+                condition(r, "memory may run out",
+                        "the cache directory is on tmpfs, and --disk and "
+                        "--memory together exceed the memory there is",
+                        "a cache directory on a disk, or smaller limits");
         if (pool.bytes_dropped_held)
                 condition(r, "clients still map memory that was given up",
                         "they have not let go of it",
