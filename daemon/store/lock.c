@@ -4,7 +4,9 @@
  *  1 the directory is locked before the file, so two daemons that race on a
  *    deleted lock file still meet at the directory
  *  2 the lock file counts only while its path names the locked inode
- *  3 the file's text is a hint for people; the kernel's lock decides
+ *  3 the file's text is a hint for people; the kernel's lock decides. Only
+ *    when to give up depends on it: a dead holder's lock lives on for a moment
+ *    in children that have not yet come to their exec
  *
  * Called once at open; no threads. */
 #include "daemon/store/lock.h"
@@ -13,11 +15,17 @@
 
 #include <fcntl.h>
 #include <limits.h>
+#include <signal.h>
 #include <stdio.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/statfs.h>
 #include <sys/utsname.h>
+#include <time.h>
+
+/* How long the lock of a dead holder is waited for. */
+#define DEAD_HOLDER_MS 5000
+#define NAP_MS         10
 
 static const struct {
         uint64_t magic;
@@ -59,14 +67,33 @@ static void boot_id(char *ret_text, size_t cap_bytes)
         ret_text[strcspn(ret_text, "\n")] = '\0';
 }
 
-static int refuse_busy(int dir_fd, const char *dir)
+/* The text of the lock file; "" when there is none. */
+static void read_holder(int dir_fd, char *ret_text, size_t cap_bytes)
 {
-        char text[512] = "";
         sheaf_autofd int fd = openat(
                 dir_fd, "lock", O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
-        ssize_t n = fd < 0 ? 0 : read(fd, text, sizeof(text) - 1);
+        ssize_t n = fd < 0 ? 0 : read(fd, ret_text, cap_bytes - 1);
 
-        text[n > 0 ? n : 0] = '\0';
+        ret_text[n > 0 ? n : 0] = '\0';
+}
+
+static bool holder_is_dead(int dir_fd)
+{
+        char text[512];
+        const char *at;
+        int pid;
+
+        read_holder(dir_fd, text, sizeof(text));
+        at = strstr(text, "\npid=");
+        return at && sscanf(at, "\npid=%d", &pid) == 1 && pid > 0 &&
+               kill(pid, 0) && errno == ESRCH;
+}
+
+static int refuse_busy(int dir_fd, const char *dir)
+{
+        char text[512];
+
+        read_holder(dir_fd, text, sizeof(text));
         for (char *c = text; *c; c++) {
                 if (*c == '\n')
                         *c = c[1] ? ' ' : '\0';
@@ -133,30 +160,39 @@ static int refuse_network(const char *dir, uint64_t magic, bool fuse_ok)
                      : "");
 }
 
-int sheaf_lock_take(const char *dir, bool fuse_ok, const char *hint,
-        struct sheaf_lock *ret_lock)
+/* Both locks, as far as they can be had at once. */
+static int try_both(int dir_fd, const char *dir, int *ret_fd)
 {
-        sheaf_autofd int dir_fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-        sheaf_autofd int fd = -1;
-        struct statfs fs;
+        int rc = flock(dir_fd, LOCK_EX | LOCK_NB) ? flock_errno(dir) : 0;
+
+        if (rc)
+                return rc;
+        rc = lock_file(dir_fd, dir, ret_fd);
+        if (rc)
+                flock(dir_fd, LOCK_UN);
+        return rc;
+}
+
+static int take_both(int dir_fd, const char *dir, int *ret_fd)
+{
+        const struct timespec nap = { .tv_nsec = NAP_MS * 1000000 };
+        int rc = try_both(dir_fd, dir, ret_fd);
+
+        for (int naps = 0; rc == -EBUSY && naps < DEAD_HOLDER_MS / NAP_MS &&
+                           holder_is_dead(dir_fd);
+                naps++) {
+                nanosleep(&nap, NULL);
+                rc = try_both(dir_fd, dir, ret_fd);
+        }
+        return rc == -EBUSY ? refuse_busy(dir_fd, dir) : rc;
+}
+
+static void write_holder(int fd, const char *dir, const char *hint)
+{
         struct utsname uts;
         char boot[64], text[512];
-        int rc, n;
+        int n;
 
-        if (dir_fd < 0 || fstatfs(dir_fd, &fs))
-                return -errno;
-        rc = refuse_network(dir, (uint64_t)fs.f_type, fuse_ok);
-        if (rc)
-                return rc;
-        if (flock(dir_fd, LOCK_EX | LOCK_NB)) {
-                rc = flock_errno(dir);
-                return rc == -EBUSY ? refuse_busy(dir_fd, dir) : rc;
-        }
-        rc = lock_file(dir_fd, dir, &fd);
-        if (rc == -EBUSY)
-                return refuse_busy(dir_fd, dir);
-        if (rc)
-                return rc;
         uname(&uts);
         boot_id(boot, sizeof(boot));
         n = snprintf(text, sizeof(text), "host=%s\nboot=%s\npid=%d\n%s%s",
@@ -168,6 +204,24 @@ int sheaf_lock_take(const char *dir, bool fuse_ok, const char *hint,
                         sheaf_log_rc(-errno, SHEAF_LOG_WARN, "cache_lock_text",
                                 "dir=\"%s\"", dir);
         }
+}
+
+int sheaf_lock_take(const char *dir, bool fuse_ok, const char *hint,
+        struct sheaf_lock *ret_lock)
+{
+        sheaf_autofd int dir_fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+        sheaf_autofd int fd = -1;
+        struct statfs fs;
+        int rc;
+
+        if (dir_fd < 0 || fstatfs(dir_fd, &fs))
+                return -errno;
+        rc = refuse_network(dir, (uint64_t)fs.f_type, fuse_ok);
+        if (!rc)
+                rc = take_both(dir_fd, dir, &fd);
+        if (rc)
+                return rc;
+        write_holder(fd, dir, hint);
         ret_lock->dir_fd = sheaf_steal_fd(&dir_fd);
         ret_lock->file_fd = sheaf_steal_fd(&fd);
         return 0;

@@ -21,7 +21,8 @@ struct sheaf_lock {
 /* Name of the network file system with statfs @magic, or NULL. */
 const char *sheaf_lock_network_fs(uint64_t magic);
 
-/* Takes the lock of the existing directory @dir. FUSE counts as a network
+/* Takes the lock of the existing directory @dir; waits up to 5 s for that of a
+ * holder that is dead. FUSE counts as a network
  * file system, since it may be one, unless @fuse_ok. 0; -EBUSY held (holder
  * was logged); -EMEDIUMTYPE network file system (logged); -ENOLCK (logged);
  * -errno. */

@@ -1,9 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "kit.h"
 
+#include "daemon/store/lock.h"
+
 #include <fcntl.h>
+#include <signal.h>
 #include <stdio.h>
 #include <sys/wait.h>
+#include <time.h>
 
 /* Opens in another process; its return code, and what it logged. */
 static int open_elsewhere(const char *dir, char *ret_log, size_t cap_bytes)
@@ -59,6 +63,41 @@ Test(lock, second_daemon_is_refused_and_told_who_holds_it)
         kit_close(&kit);
         cr_assert_eq(open_elsewhere(kit.dir, log, sizeof(log)), 0);
         /* It died without closing: nothing to clean by hand. */
+        kit_open(&kit);
+        kit_end(&kit);
+}
+
+/* A daemon is killed while a child of it still has its descriptors: the
+ * next one waits for that child and starts. */
+Test(lock, dead_holder_is_waited_for)
+{
+        struct sheaf_lock lock = SHEAF_LOCK_NONE;
+        struct kit kit;
+        char log[4096];
+        int ends[2];
+        pid_t holder, child = 0;
+
+        kit_begin(&kit, 64 * SHEAF_MIB);
+        kit_close(&kit);
+        cr_assert_eq(pipe(ends), 0);
+        holder = fork();
+        if (holder == 0) {
+                struct timespec nap = { .tv_nsec = 300000000 };
+
+                if (sheaf_lock_take(kit.dir, true, NULL, &lock))
+                        _exit(1);
+                child = fork();
+                if (child == 0) {
+                        nanosleep(&nap, NULL);
+                        _exit(0);
+                }
+                (void)!write(ends[1], &child, sizeof(child));
+                _exit(0);
+        }
+        cr_assert_eq(read(ends[0], &child, sizeof(child)), sizeof(child));
+        cr_assert_eq(waitpid(holder, NULL, 0), holder);
+        cr_assert_eq(kill(child, 0), 0);
+        cr_assert_eq(open_elsewhere(kit.dir, log, sizeof(log)), 0, "%s", log);
         kit_open(&kit);
         kit_end(&kit);
 }
