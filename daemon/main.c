@@ -92,7 +92,6 @@ static int open_pool(struct sheaf_daemon *d)
         struct sheaf_arena_config config = { .bytes_max =
                                                      d->config->memory_bytes,
                 .pages = d->config->pages,
-                .lock_dir = d->config->cache_dir,
                 .extent_new = extent_new,
                 .extent_dropped = extent_dropped,
                 .arg = d };

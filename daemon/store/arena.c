@@ -81,8 +81,6 @@ int sheaf_arena_pool_new(const struct sheaf_arena_config *config,
 
         if (!pool)
                 return -ENOMEM;
-        if (!config->lock_dir)
-                return -EINVAL;
         shape = &pool->shape;
         pool->config = *config;
         rc = sheaf_arena_shape(config->bytes_max, shape);
@@ -101,10 +99,6 @@ int sheaf_arena_pool_new(const struct sheaf_arena_config *config,
         rc = sheaf_extent_probe(config->pages, &pool->pages, &pool->pages_why);
         if (rc < 0)
                 return rc;
-        pool->lock_dir = strdup(config->lock_dir);
-        if (!pool->lock_dir)
-                return -ENOMEM;
-        pool->config.lock_dir = pool->lock_dir;
         *ret_pool = sheaf_steal(&pool);
         return 0;
 }
@@ -114,7 +108,6 @@ void sheaf_arena_pool_free(struct sheaf_arena_pool *pool)
         if (!pool)
                 return;
         assert(!pool->arenas);
-        free(pool->lock_dir);
         free(pool);
 }
 

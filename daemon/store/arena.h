@@ -40,7 +40,6 @@ struct sheaf_arena_config {
         uint64_t extent_bytes;  /* 0: derived, see sheaf_arena_shape */
         uint64_t segment_bytes; /* 0: derived */
         enum sheaf_pages pages;
-        const char *lock_dir; /* directory of the extents' lock files */
         /* An extent of @arena with index @extent is new (fd is to be sent to
          * its clients) or is dropped (clients are to unmap and answer with
          * sheaf_pins_unmapped). Called inside place, shrink and pins calls. */

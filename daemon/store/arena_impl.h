@@ -112,7 +112,6 @@ struct sheaf_vec {
 struct sheaf_arena_pool {
         struct sheaf_arena_config config;
         struct sheaf_arena_shape shape;
-        char *lock_dir;
         enum sheaf_pages pages;
         const char *pages_why;
         uint64_t bytes_mapped, bytes_dropped_held;

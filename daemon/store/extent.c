@@ -13,7 +13,6 @@
 #include "daemon/store/arena_impl.h"
 
 #include <fcntl.h>
-#include <limits.h>
 #include <stdio.h>
 #include <sys/file.h>
 #include <sys/stat.h>
@@ -141,25 +140,18 @@ int sheaf_extent_probe(enum sheaf_pages wish, enum sheaf_pages *ret_pages,
         return 0;
 }
 
-/* A file without a name, locked through the descriptor that is returned. */
-static int lock_file(const char *dir, int *ret_fd)
+/* Locked through the descriptor that is returned. In memory: the disk of the
+ * cache may fail, and clients are let in all the same. */
+static int lock_file(int *ret_fd)
 {
-        sheaf_autofd int fd = open(dir, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
-        char path[PATH_MAX];
+        const int seals =
+                F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE;
+        sheaf_autofd int fd = memfd_new("sheaf-extent-lock", 0);
 
-        if (fd < 0 &&
-                (errno == EOPNOTSUPP || errno == EISDIR || errno == ENOENT)) {
-                int n = snprintf(path, sizeof(path), "%s/extent-XXXXXX", dir);
-
-                if (n < 0 || (size_t)n >= sizeof(path))
-                        return -ENAMETOOLONG;
-                fd = mkostemp(path, O_CLOEXEC);
-                if (fd >= 0)
-                        unlink(path);
-        }
         if (fd < 0)
-                return -errno;
-        if (flock(fd, LOCK_SH | LOCK_NB) < 0)
+                return fd;
+        if (fchmod(fd, 0600) < 0 || fcntl(fd, F_ADD_SEALS, seals) < 0 ||
+                flock(fd, LOCK_SH | LOCK_NB) < 0)
                 return -errno;
         *ret_fd = sheaf_steal_fd(&fd);
         return 0;
@@ -189,7 +181,7 @@ int sheaf_extent_make(
         enum sheaf_pages pages = pool->pages;
         sheaf_autofd int lock = -1, fd = -1;
         void *map = NULL;
-        int rc = lock_file(pool->lock_dir, &lock);
+        int rc = lock_file(&lock);
 
         if (rc < 0)
                 return rc;

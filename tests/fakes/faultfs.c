@@ -429,34 +429,6 @@ static int fs_statfs(const char *path, struct statvfs *st)
         return 0;
 }
 
-static int fs_readdir(const char *path, void *buf, fuse_fill_dir_t fill,
-        off_t offset, struct fuse_file_info *fi, enum fuse_readdir_flags flags)
-{
-        int rc = meet(LIST, path), fd;
-        struct dirent *entry;
-        DIR *dir;
-
-        (void)offset;
-        (void)fi;
-        (void)flags;
-        if (rc)
-                return rc;
-        fd = openat(
-                fs.root_fd, below(path), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-        dir = fd < 0 ? NULL : fdopendir(fd);
-        if (!dir)
-                return -errno;
-        while ((entry = readdir(dir))) {
-                struct stat st = { .st_ino = entry->d_ino,
-                        .st_mode = (mode_t)entry->d_type << 12 };
-
-                if (fill(buf, entry->d_name, &st, 0, 0))
-                        break;
-        }
-        closedir(dir);
-        return 0;
-}
-
 /* ---- calls on files ---- */
 
 static int open_file(
@@ -495,6 +467,11 @@ static int fs_create(const char *path, mode_t mode, struct fuse_file_info *fi)
         return rc ? rc : open_file(path, fi->flags | O_CREAT, mode, fi);
 }
 
+static int fs_opendir(const char *path, struct fuse_file_info *fi)
+{
+        return open_file(path, O_RDONLY | O_DIRECTORY, 0, fi);
+}
+
 static int fs_release(const char *path, struct fuse_file_info *fi)
 {
         struct handle *handle = handle_of(fi);
@@ -502,6 +479,34 @@ static int fs_release(const char *path, struct fuse_file_info *fi)
         (void)path;
         close(handle->fd);
         free(handle);
+        return 0;
+}
+
+static int fs_readdir(const char *path, void *buf, fuse_fill_dir_t fill,
+        off_t offset, struct fuse_file_info *fi, enum fuse_readdir_flags flags)
+{
+        struct handle *handle = handle_of(fi);
+        int rc = meet(LIST, handle->path), fd;
+        struct dirent *entry;
+        DIR *dir;
+
+        (void)path;
+        (void)offset;
+        (void)flags;
+        if (rc)
+                return rc;
+        fd = openat(handle->fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+        dir = fd < 0 ? NULL : fdopendir(fd);
+        if (!dir)
+                return -errno;
+        while ((entry = readdir(dir))) {
+                struct stat st = { .st_ino = entry->d_ino,
+                        .st_mode = (mode_t)entry->d_type << 12 };
+
+                if (fill(buf, entry->d_name, &st, 0, 0))
+                        break;
+        }
+        closedir(dir);
         return 0;
 }
 
@@ -608,7 +613,9 @@ static const struct fuse_operations operations = {
         .chown = fs_chown,
         .utimens = fs_utimens,
         .statfs = fs_statfs,
+        .opendir = fs_opendir,
         .readdir = fs_readdir,
+        .releasedir = fs_release,
         .open = fs_open,
         .create = fs_create,
         .release = fs_release,

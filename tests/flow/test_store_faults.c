@@ -87,8 +87,8 @@ static void healthy(void)
         origin = flow_stat("origin.bytes");
         read_all();
         cr_assert_eq(flow_stat("origin.bytes"), origin, "read from disk");
-        cr_assert(
-                flow_until(20, !status_says("degraded")), "%s", flow.last.out);
+        cr_assert(flow_until(20, !status_says("disk tier is degraded")), "%s",
+                flow.last.out);
 }
 
 Test(store_faults, nothing_wrong)

@@ -198,7 +198,7 @@ static void map_arena(struct bench *b, uint64_t extent_bytes)
 
 static void arena_open(struct bench *b, uint64_t chunks, uint32_t len)
 {
-        struct sheaf_arena_config config = { .lock_dir = dir };
+        struct sheaf_arena_config config = { 0 };
         struct sheaf_arena_shape shape;
         uint64_t room = sheaf_round_up(len, 64) + 64;
         int rc;

@@ -129,8 +129,7 @@ static void open_store(void)
 static void open_arena(void)
 {
         struct sheaf_arena_config config = { .bytes_max = 32 * SHEAF_MIB,
-                .pages = SHEAF_PAGES_SMALL,
-                .lock_dir = dir };
+                .pages = SHEAF_PAGES_SMALL };
 
         cr_assert_eq(sheaf_arena_pool_new(&config, &pool), 0);
         cr_assert_eq(sheaf_arena_new(pool, "test", &arena), 0);

@@ -83,7 +83,6 @@ static inline void rig_open(
 {
         struct sheaf_arena_config config = {
                 .bytes_max = bytes_max,
-                .lock_dir = "/tmp",
                 .extent_new = rig_extent_new,
                 .extent_dropped = rig_extent_dropped,
                 .arg = rig,

@@ -193,7 +193,6 @@ Test(extent, lock_tells_of_holders)
 Test(extent, pages_are_told)
 {
         struct sheaf_arena_config config = { .bytes_max = 64 * SHEAF_MIB,
-                .lock_dir = "/tmp",
                 .pages = SHEAF_PAGES_SMALL };
         struct sheaf_arena_pool_stats stats;
         struct sheaf_arena_pool *pool;
@@ -209,24 +208,5 @@ Test(extent, pages_are_told)
         cr_expect_neq(stats.pages, SHEAF_PAGES_AUTO);
         if (stats.pages != SHEAF_PAGES_HUGETLB)
                 cr_expect_str_neq(stats.pages_why, "");
-        sheaf_arena_pool_free(pool);
-}
-
-Test(extent, lock_directory_must_exist)
-{
-        struct sheaf_arena_config config = { .bytes_max = 64 * SHEAF_MIB,
-                .lock_dir = "/nonexistent/sheaf" };
-        struct sheaf_arena_pool *pool;
-        struct sheaf_arena *arena;
-        struct sheaf_space *space;
-        sheaf_block block;
-        void *bytes;
-
-        cr_assert_eq(sheaf_arena_pool_new(&config, &pool), 0);
-        cr_assert_eq(sheaf_arena_new(pool, "a", &arena), 0);
-        cr_assert_eq(sheaf_space_new(arena, "s", &space), 0);
-        cr_expect_eq(sheaf_arena_place(space, 100, &block, &bytes), -ENOBUFS);
-        sheaf_space_free(space);
-        sheaf_arena_free(arena);
         sheaf_arena_pool_free(pool);
 }
