@@ -15,8 +15,11 @@
 #include <linux/openat2.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <time.h>
 
-#define RETRIES 8 /* of openat2, which gives EAGAIN beside a rename */
+#define RETRIES      8 /* of openat2, which gives EAGAIN beside a rename */
+#define EIO_RETRIES  2
+#define EIO_PAUSE_NS (20 * SHEAF_NS_PER_MS) /* doubles */
 
 static int open_beneath(int dir, const char *path, int flags, uint64_t resolve)
 {
@@ -123,9 +126,14 @@ static int read_all(int fd, const struct sheaf_reader_chunk *chunk, void *buf)
         if (rc)
                 return rc;
         while (done < chunk->len_bytes) {
-                ssize_t n = pread(fd, (char *)buf + done, allowed - done,
-                        (off_t)(chunk->offset_bytes + done));
+                size_t piece = allowed - done;
+                ssize_t n;
 
+                rc = sheaf_fault(SHEAF_FAULT_PIECE, chunk->path, &piece);
+                if (rc)
+                        return rc;
+                n = pread(fd, (char *)buf + done, piece,
+                        (off_t)(chunk->offset_bytes + done));
                 if (n < 0 && errno == EINTR)
                         continue;
                 if (n < 0)
@@ -171,13 +179,23 @@ static int attempt(int root, const struct sheaf_reader_chunk *chunk, void *buf,
 int sheaf_reader_chunk(int root, const struct sheaf_reader_chunk *chunk,
         void *buf, uint64_t *ret_ctime_packed)
 {
-        int rc = attempt(root, chunk, buf, ret_ctime_packed);
+        int stale = 0, failed = 0;
 
-        /* NFS forgets handles of a tree that was made anew, and a backup may
-         * move ctime during a read: a second look decides. */
-        if (rc == -ESTALE)
-                rc = attempt(root, chunk, buf, ret_ctime_packed);
-        return rc;
+        for (;;) {
+                int rc = attempt(root, chunk, buf, ret_ctime_packed);
+
+                /* NFS forgets handles of a tree that was made anew, and a
+                 * backup may move ctime during a read: a second look decides.
+                 * A server or a path to a disk that was in trouble gives EIO,
+                 * and a moment later the bytes. */
+                if (rc == -ESTALE && !stale++)
+                        continue;
+                if (rc != -EIO || failed == EIO_RETRIES)
+                        return rc;
+                nanosleep(&(struct timespec){ .tv_nsec = EIO_PAUSE_NS
+                                                         << failed++ },
+                        NULL);
+        }
 }
 
 int sheaf_reader_probe(int root, const char *path, bool follow,

@@ -3,11 +3,13 @@
  *
  *  1 rules are parsed once, before any thread starts, and never change
  *  2 a malformed rule ends the reader: a test must not pass by a typing error
+ *  3 with SHEAF_FAULT_WHILE rules hold only as long as that file exists
  *
  * Threads: sheaf_fault() from any. */
 #include "daemon/origin/reader.h"
 
 #include <stdio.h>
+#include <sys/random.h>
 #include <time.h>
 
 #define RULES_MAX 16
@@ -15,21 +17,26 @@
 enum kind {
         HANG,
         EIO_ALWAYS,
+        EIO_SOME,
         GONE,
         DELAY,
+        JITTER,
+        PIECES,
         SHORT,
         ESTALE_ONCE,
+        ESTALE_SOME,
         CRASH
 };
 
 static struct rule {
         enum kind kind;
-        long delay_ms;
+        long number;
         const char *part;
         atomic_bool spent;
 } rules[RULES_MAX];
 
 static size_t rule_count;
+static const char *while_path; /* NULL: rules always hold */
 
 static bool parse(char *text, struct rule *rule)
 {
@@ -38,16 +45,24 @@ static bool parse(char *text, struct rule *rule)
                 enum kind kind;
         } words[] = { { "hang", HANG }, { "eio", EIO_ALWAYS }, { "gone", GONE },
                 { "short", SHORT }, { "estale-once", ESTALE_ONCE },
-                { "crash", CRASH } };
-        char *colon = strchr(text, ':');
+                { "crash", CRASH } },
+          numbered[] = { { "delay=", DELAY }, { "jitter=", JITTER },
+                  { "eio=", EIO_SOME }, { "estale=", ESTALE_SOME },
+                  { "pieces=", PIECES } };
+        char *colon = strchr(text, ':'), *end;
 
         if (!colon)
                 return false;
         *colon = 0;
         rule->part = colon + 1;
-        if (sscanf(text, "delay=%ld", &rule->delay_ms) == 1) {
-                rule->kind = DELAY;
-                return true;
+        for (size_t i = 0; i < SHEAF_ARRAY_LEN(numbered); i++) {
+                size_t len = strlen(numbered[i].word);
+
+                if (strncmp(text, numbered[i].word, len))
+                        continue;
+                rule->kind = numbered[i].kind;
+                rule->number = strtol(text + len, &end, 10);
+                return !*end && rule->number > 0;
         }
         for (size_t i = 0; i < SHEAF_ARRAY_LEN(words); i++) {
                 if (!strcmp(text, words[i].word)) {
@@ -63,6 +78,7 @@ void sheaf_fault_setup(void)
         const char *env = getenv("SHEAF_FAULT_ORIGIN");
         char *copy = env ? strdup(env) : NULL, *state = NULL;
 
+        while_path = getenv("SHEAF_FAULT_WHILE");
         if (!copy)
                 return;
         for (char *text = strtok_r(copy, ",", &state); text;
@@ -87,6 +103,16 @@ static void sleep_ms(long ms)
                 ;
 }
 
+/* Below @bound; for different threads, in no order. */
+static long pick(long bound)
+{
+        uint32_t value = 0;
+
+        if (getrandom(&value, sizeof(value), 0) != sizeof(value))
+                abort();
+        return (long)(value % (uint32_t)bound);
+}
+
 static int apply_open(struct rule *rule)
 {
         switch (rule->kind) {
@@ -95,10 +121,14 @@ static int apply_open(struct rule *rule)
                         pause();
         case EIO_ALWAYS:
                 return -EIO;
+        case EIO_SOME:
+                return pick(1000) < rule->number ? -EIO : 0;
         case GONE:
                 return -ENOENT;
         case ESTALE_ONCE:
                 return atomic_exchange(&rule->spent, true) ? 0 : -ESTALE;
+        case ESTALE_SOME:
+                return pick(1000) < rule->number ? -ESTALE : 0;
         case CRASH:
                 abort();
         default:
@@ -106,22 +136,36 @@ static int apply_open(struct rule *rule)
         }
 }
 
+static void apply_read(const struct rule *rule, size_t *len_bytes)
+{
+        if (rule->kind == DELAY)
+                sleep_ms(rule->number);
+        else if (rule->kind == JITTER)
+                sleep_ms(pick(rule->number + 1));
+        else if (rule->kind == SHORT)
+                *len_bytes /= 2;
+}
+
 int sheaf_fault(enum sheaf_fault_op op, const char *path, size_t *len_bytes)
 {
+        if (while_path && access(while_path, F_OK))
+                return 0;
         for (size_t i = 0; i < rule_count; i++) {
                 struct rule *rule = &rules[i];
                 int rc;
 
                 if (!strstr(path, rule->part))
                         continue;
-                if (op == SHEAF_FAULT_OPEN) {
+                if (op == SHEAF_FAULT_READ) {
+                        apply_read(rule, len_bytes);
+                } else if (op == SHEAF_FAULT_PIECE) {
+                        if (rule->kind == PIECES)
+                                *len_bytes = SHEAF_MIN(
+                                        *len_bytes, (size_t)rule->number);
+                } else {
                         rc = apply_open(rule);
                         if (rc)
                                 return rc;
-                } else if (rule->kind == DELAY) {
-                        sleep_ms(rule->delay_ms);
-                } else if (rule->kind == SHORT) {
-                        *len_bytes /= 2;
                 }
         }
         return 0;

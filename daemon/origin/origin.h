@@ -64,8 +64,8 @@ void sheaf_origin_free(struct sheaf_origin *origin);
  * with full checks. */
 struct sheaf_origin_summary {
         uint64_t dirs, files, links, hard_links, bytes;
-        uint64_t escaping_links, skipped_special, unreadable_dirs,
-                unreadable_files, followed_links;
+        uint64_t escaping_links, skipped_special, skipped_names,
+                unreadable_dirs, unreadable_files, followed_links;
         char first_escaping[256], first_unreadable[256]; /* paths, cut */
 };
 struct sheaf_origin_list {

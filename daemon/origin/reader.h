@@ -65,7 +65,7 @@ SHEAF_MUST_CHECK int sheaf_reader_probe(int root, const char *path, bool follow,
 
 struct sheaf_reader_summary {
         uint64_t dirs, files, links, hard_links, bytes;
-        uint64_t escaping_links, followed_links, skipped_special;
+        uint64_t escaping_links, followed_links, skipped_special, skipped_names;
         uint64_t unreadable_dirs, unreadable_files;
         char first_escaping[256], first_unreadable[256];
 };
@@ -90,20 +90,26 @@ _Noreturn void sheaf_reader_serve(int threads);
 /* Faults of a test build, from SHEAF_FAULT_ORIGIN, a comma-separated list:
  *   hang:S          never comes back from touching a path that contains S
  *   eio:S           -EIO
+ *   eio=N:S         -EIO N times of a thousand, at random
  *   gone:S          -ENOENT
  *   delay=MS:S      waits between the first look and the read
+ *   jitter=MS:S     the same, at random up to that long
+ *   pieces=N:S      no read gives more than N bytes at once
  *   short:S         the file ends half-way through the chunk
  *   estale-once:S   -ESTALE the first time
+ *   estale=N:S      -ESTALE N times of a thousand, at random
  *   crash:S         the reader dies
+ * SHEAF_FAULT_WHILE names a file: without it all is well.
  * Without SHEAF_FAULTS these are empty. */
 enum sheaf_fault_op {
-        SHEAF_FAULT_OPEN, /* hang, eio, gone, estale-once, crash */
-        SHEAF_FAULT_READ, /* delay, short */
+        SHEAF_FAULT_OPEN,  /* hang, eio, gone, estale, crash */
+        SHEAF_FAULT_READ,  /* delay, jitter, short */
+        SHEAF_FAULT_PIECE, /* pieces: of each read of a chunk */
 };
 
 #ifdef SHEAF_FAULTS
 void sheaf_fault_setup(void);
-/* Returns 0 or -errno; *@len_bytes is what a short read may deliver. */
+/* Returns 0 or -errno; *@len_bytes is what reads may deliver. */
 int sheaf_fault(enum sheaf_fault_op op, const char *path, size_t *len_bytes);
 #else
 static inline void sheaf_fault_setup(void)

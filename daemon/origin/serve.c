@@ -336,6 +336,7 @@ static void *list(void *unused)
         listed.escaping_links = s.escaping_links;
         listed.followed_links = s.followed_links;
         listed.skipped_special = s.skipped_special;
+        listed.skipped_names = s.skipped_names;
         listed.unreadable_dirs = s.unreadable_dirs;
         listed.unreadable_files = s.unreadable_files;
         listed.first_escaping.data = (uint8_t *)s.first_escaping;

@@ -225,6 +225,7 @@ static int take_listed(struct sheaf_reader *reader,
                 .escaping_links = listed->escaping_links,
                 .followed_links = listed->followed_links,
                 .skipped_special = listed->skipped_special,
+                .skipped_names = listed->skipped_names,
                 .unreadable_dirs = listed->unreadable_dirs,
                 .unreadable_files = listed->unreadable_files,
         };

@@ -254,7 +254,7 @@ static int take_entry(struct walker *w, int dir, const char *name)
         if (!strcmp(name, ".") || !strcmp(name, ".."))
                 return 0;
         if (!sheaf_listing_name_valid(name, item.name_len_bytes)) {
-                w->summary->skipped_special++;
+                w->summary->skipped_names++;
                 return 0;
         }
         rc = look(dir, name, AT_SYMLINK_NOFOLLOW, &x);

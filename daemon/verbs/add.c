@@ -131,6 +131,14 @@ static void tell_summary(struct listing_job *job)
                         (unsigned long long)s->skipped_special);
                 sheaf_conn_finding(conn, job->call.id, "skipped", "", 0, text);
         }
+        if (s->skipped_names) {
+                snprintf(text, sizeof(text),
+                        "%llu entries were left out: their names are longer "
+                        "than %d bytes",
+                        (unsigned long long)s->skipped_names,
+                        SHEAF_LISTING_NAME_MAX);
+                sheaf_conn_finding(conn, job->call.id, "skipped", "", 0, text);
+        }
 }
 
 /* Ends the job with the dataset's newest version. */
