@@ -8,6 +8,8 @@
  * Threads: any; no lock of its own. */
 #include "client/fetch.h"
 
+#define BUSY_PAUSE_NS (20 * SHEAF_NS_PER_MS)
+
 static uint32_t daemon_deadline_ms(int64_t deadline_ns)
 {
         int64_t left_ms = (deadline_ns - sheaf_now_ns()) / SHEAF_NS_PER_MS;
@@ -90,9 +92,15 @@ int sheaf_fetch(struct sheaf_dataset *dataset, const uint64_t *items, size_t n,
 int sheaf_fetch_copy(struct sheaf_dataset *dataset, const uint64_t *items,
         size_t n, int64_t deadline_ns, int *ret_fd)
 {
+        const struct timespec pause = { .tv_nsec = BUSY_PAUSE_NS };
         struct sheaf_wire_msg reply;
         int rc = ask(dataset, items, n, deadline_ns, true, &reply);
 
+        /* This user's processes have many copies at the moment. */
+        while (rc == -EBUSY && sheaf_now_ns() + BUSY_PAUSE_NS < deadline_ns) {
+                nanosleep(&pause, NULL);
+                rc = ask(dataset, items, n, deadline_ns, true, &reply);
+        }
         if (rc)
                 return rc;
         if (reply.env->fetched->n_failure)

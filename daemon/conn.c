@@ -23,8 +23,14 @@ struct sheaf_out {
         Sheaf__Envelope *env; /* a copy of its own */
         int fds[SHEAF_WIRE_FDS_MAX];
         size_t fd_count, bytes;
-        uint64_t copy_bytes;
 };
+
+static void unqueue(struct sheaf_conn *conn, struct sheaf_out *out)
+{
+        TAILQ_REMOVE(&conn->queue, out, link);
+        conn->queue_bytes -= out->bytes;
+        conn->account->queue_bytes -= out->bytes;
+}
 
 static void out_free(struct sheaf_out *out)
 {
@@ -39,11 +45,9 @@ void sheaf_conn_drop_queue(struct sheaf_conn *conn)
         struct sheaf_out *out;
 
         while ((out = TAILQ_FIRST(&conn->queue))) {
-                TAILQ_REMOVE(&conn->queue, out, link);
-                conn->copy_bytes -= out->copy_bytes;
+                unqueue(conn, out);
                 out_free(out);
         }
-        conn->queue_bytes = 0;
 }
 
 static bool try_later(int rc)
@@ -98,9 +102,7 @@ void sheaf_conn_flush(struct sheaf_conn *conn)
 
                 if (try_later(rc))
                         return; /* the server's timer tries again */
-                TAILQ_REMOVE(&conn->queue, out, link);
-                conn->queue_bytes -= out->bytes;
-                conn->copy_bytes -= out->copy_bytes;
+                unqueue(conn, out);
                 out_free(out);
                 if (rc) {
                         sheaf_conn_drop_soon(conn);
@@ -109,8 +111,16 @@ void sheaf_conn_flush(struct sheaf_conn *conn)
         }
 }
 
-static void send_out(struct sheaf_conn *conn, const Sheaf__Envelope *env,
-        const int *fds, size_t fd_count, uint64_t copy_bytes)
+static bool queue_fits(
+        const struct sheaf_conn *conn, const struct sheaf_out *out)
+{
+        return conn->queue_bytes + out->bytes <= SHEAF_CONN_QUEUE_BYTES &&
+               conn->account->queue_bytes + out->bytes <=
+                       SHEAF_USER_QUEUE_BYTES;
+}
+
+void sheaf_conn_send(struct sheaf_conn *conn, const Sheaf__Envelope *env,
+        const int *fds, size_t fd_count)
 {
         struct sheaf_out *out;
         int rc = -EAGAIN;
@@ -129,7 +139,7 @@ static void send_out(struct sheaf_conn *conn, const Sheaf__Envelope *env,
                 return;
         }
         out = out_new(env, fds, fd_count);
-        if (!out || conn->queue_bytes + out->bytes > SHEAF_CONN_QUEUE_BYTES) {
+        if (!out || !queue_fits(conn, out)) {
                 if (out)
                         out_free(out);
                 conn->server->stats.dropped_slow++;
@@ -144,20 +154,7 @@ static void send_out(struct sheaf_conn *conn, const Sheaf__Envelope *env,
         }
         TAILQ_INSERT_TAIL(&conn->queue, out, link);
         conn->queue_bytes += out->bytes;
-        out->copy_bytes = copy_bytes;
-        conn->copy_bytes += copy_bytes;
-}
-
-void sheaf_conn_send(struct sheaf_conn *conn, const Sheaf__Envelope *env,
-        const int *fds, size_t fd_count)
-{
-        send_out(conn, env, fds, fd_count, 0);
-}
-
-void sheaf_conn_send_copy(struct sheaf_conn *conn, const Sheaf__Envelope *env,
-        int fd, uint64_t copy_bytes)
-{
-        send_out(conn, env, &fd, 1, copy_bytes);
+        conn->account->queue_bytes += out->bytes;
 }
 
 void sheaf_conn_error(
@@ -224,13 +221,15 @@ void sheaf_conn_finding(struct sheaf_conn *conn, uint64_t id, const char *kind,
 int sheaf_call_begin(struct sheaf_conn *conn, uint64_t id,
         struct sheaf_call *call, void (*abandon)(struct sheaf_call *call))
 {
-        if (conn->call_count >= SHEAF_CONN_CALLS_MAX)
+        if (conn->call_count >= SHEAF_CONN_CALLS_MAX ||
+                conn->account->calls >= SHEAF_USER_CALLS_MAX)
                 return -EBUSY;
         call->conn = conn;
         call->id = id;
         call->abandon = abandon;
         LIST_INSERT_HEAD(&conn->calls, call, link);
         conn->call_count++;
+        conn->account->calls++;
         return 0;
 }
 
@@ -238,6 +237,7 @@ void sheaf_call_end(struct sheaf_call *call)
 {
         LIST_REMOVE(call, link);
         call->conn->call_count--;
+        call->conn->account->calls--;
         call->conn = NULL;
 }
 

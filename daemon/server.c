@@ -109,6 +109,7 @@ void sheaf_conn_close(struct sheaf_conn *conn)
                 free(part);
         }
         sheaf_conn_drop_queue(conn);
+        sheaf_account_leave(sheaf_steal(&conn->account));
         /* The client learns of it at once, not when the last handle closes. */
         shutdown(conn->sock, SHUT_RDWR);
         conn->open_handles = 1 + conn->pid_polled;
@@ -141,7 +142,11 @@ static int conn_new(struct sheaf_listener *listener, int sock, bool brief)
                 return -ENOMEM;
         conn->who.pidfd = -1;
         rc = sheaf_principal_read(sock, listener->grant, &conn->who);
+        if (!rc)
+                rc = sheaf_account_join(
+                        &server->accounts, &conn->who, &conn->account);
         if (rc) {
+                sheaf_principal_clear(&conn->who);
                 free(conn);
                 return rc;
         }
@@ -153,6 +158,7 @@ static int conn_new(struct sheaf_listener *listener, int sock, bool brief)
         snprintf(conn->kind, sizeof(conn->kind), "new");
         rc = uv_poll_init(server->daemon->loop, &conn->poll, sock);
         if (rc) {
+                sheaf_account_leave(conn->account);
                 sheaf_principal_clear(&conn->who);
                 free(conn);
                 return rc;
@@ -359,6 +365,7 @@ static void retry_cb(uv_timer_t *timer)
         struct sheaf_server *server = timer->data;
         struct sheaf_conn *conn, *next;
 
+        sheaf_accounts_sweep(&server->accounts);
         for (conn = LIST_FIRST(&server->conns); conn; conn = next) {
                 next = LIST_NEXT(conn, link);
                 if (!TAILQ_EMPTY(&conn->queue))
@@ -376,6 +383,7 @@ static void set_limits(struct sheaf_server *server)
         if (!getrlimit(RLIMIT_NOFILE, &limit) && limit.rlim_cur < INT_MAX)
                 server->fds_max = (int)limit.rlim_cur;
         server->fds_kept = SHEAF_MIN(server->fds_max / 4, KEPT_MAX);
+        sheaf_accounts_init(&server->accounts, server->fds_max);
 }
 
 int sheaf_server_new(struct sheaf_daemon *daemon, const char *path,
@@ -436,6 +444,7 @@ void sheaf_server_free(struct sheaf_server *server)
                 listener_close(LIST_FIRST(&server->listeners));
         while (!LIST_EMPTY(&server->conns))
                 sheaf_conn_close(LIST_FIRST(&server->conns));
+        sheaf_accounts_clear(&server->accounts);
         while (!LIST_EMPTY(&server->ghosts))
                 ghost_end(LIST_FIRST(&server->ghosts));
         uv_close((uv_handle_t *)&server->timer, server_closed);

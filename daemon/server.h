@@ -9,6 +9,7 @@
 #ifndef SHEAF_DAEMON_SERVER_H
 #define SHEAF_DAEMON_SERVER_H
 
+#include "daemon/account.h"
 #include "daemon/config.h"
 #include "daemon/fetch/ahead.h"
 #include "daemon/registry.h"
@@ -19,8 +20,6 @@
 #define SHEAF_CONN_QUEUE_BYTES (UINT64_C(4) << 20)
 #define SHEAF_CONN_ITEMS_MAX   65536 /* chunks asked for, not yet answered */
 #define SHEAF_CONN_HINTS_MAX   16384 /* chunks hinted at */
-/* Of copies that are being made or not yet read. */
-#define SHEAF_CONN_COPY_BYTES (UINT64_C(512) << 20)
 #define SHEAF_CROWDED_TEXT                                                     \
         "sheafd's descriptors are used up; raise its limit (ulimit -Hn, "      \
         "LimitNOFILE=), or end clients that do nothing"
@@ -97,6 +96,7 @@ struct sheaf_conn {
         struct sheaf_server *server;
         struct sheaf_daemon *daemon;
         struct sheaf_principal who;
+        struct sheaf_account *account;
         int64_t brief_end_ns; /* may ask for figures until then; 0: for all */
         int sock;
         uv_poll_t poll, pid_poll;
@@ -112,7 +112,7 @@ struct sheaf_conn {
         LIST_HEAD(, sheaf_call) calls;
         /* Hints: nobody waits, but they go with the connection. */
         LIST_HEAD(, sheaf_call) hints;
-        uint64_t fetch_items, hint_items, copy_bytes;
+        uint64_t fetch_items, hint_items;
         LIST_HEAD(, sheaf_plain_hold) plains;
         uint64_t plain_numbers;
         uint32_t call_count;
@@ -159,9 +159,6 @@ void sheaf_server_extent_dropped(struct sheaf_server *server,
  * read is dropped, later: @conn stays valid until the loop turns. */
 void sheaf_conn_send(struct sheaf_conn *conn, const Sheaf__Envelope *env,
         const int *fds, size_t fd_count);
-/* The same for a message whose descriptor holds @copy_bytes of memory. */
-void sheaf_conn_send_copy(struct sheaf_conn *conn, const Sheaf__Envelope *env,
-        int fd, uint64_t copy_bytes);
 /* Disconnects soon: the caller may still use the connection. */
 void sheaf_conn_drop_soon(struct sheaf_conn *conn);
 void sheaf_conn_error(struct sheaf_conn *conn, uint64_t id, int rc,

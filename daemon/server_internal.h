@@ -22,6 +22,7 @@ struct sheaf_server {
         LIST_HEAD(, sheaf_conn) conns;
         TAILQ_HEAD(, sheaf_conn) mute; /* no Hello yet, the oldest first */
         LIST_HEAD(, sheaf_fork_ghost) ghosts;
+        struct sheaf_accounts accounts;
         uint64_t numbers;
         uv_timer_t timer; /* retries sends and accepts that lacked fds */
         bool closing;

@@ -9,6 +9,7 @@
 #include "daemon/verbs/verbs.h"
 
 #include "daemon/clock.h"
+#include "daemon/log.h"
 
 #include <fcntl.h>
 #include <stdio.h>
@@ -37,19 +38,22 @@ struct fetch_call {
         uv_timer_t deadline;
         size_t size, count, left; /* asked for; filled in; not there yet */
         bool hint, copy, timed_out;
-        int copy_fd;
+        struct sheaf_copy *made; /* for a copy */
         uint8_t *copy_map;
-        uint64_t copy_bytes;
         struct item items[];
 };
+
+static void copy_unmap(struct fetch_call *call)
+{
+        if (call->copy_map)
+                munmap(call->copy_map, call->made->bytes);
+        call->copy_map = NULL;
+}
 
 static void call_closed(uv_handle_t *handle)
 {
         struct fetch_call *call = handle->data;
 
-        if (call->copy_map)
-                munmap(call->copy_map, call->copy_bytes);
-        sheaf_close_p(&call->copy_fd);
         free(call);
 }
 
@@ -67,8 +71,11 @@ static void call_free(struct fetch_call *call)
                 call->daemon->hint_items -= call->size;
         } else {
                 conn->fetch_items -= call->size;
-                conn->copy_bytes -= call->copy_bytes;
+                conn->account->fetch_items -= call->size;
         }
+        copy_unmap(call);
+        if (call->made)
+                sheaf_copy_free(sheaf_steal(&call->made));
         sheaf_registry_unhold(call->version);
         uv_close((uv_handle_t *)&call->deadline, call_closed);
 }
@@ -94,6 +101,24 @@ static void failure_text(const struct fetch_call *call, const struct item *item,
                 path, item->why ? item->why : strerror(-item->rc));
 }
 
+/* The copy's descriptor to send, or -1 when there is none. */
+static int copy_fd(struct fetch_call *call)
+{
+        int fd, rc;
+
+        if (!call->made)
+                return -1;
+        copy_unmap(call);
+        rc = sheaf_copy_send(call->made, &fd);
+        if (rc) {
+                sheaf_log_rc(rc, SHEAF_LOG_ERROR, "copy not sent", "bytes=%llu",
+                        (unsigned long long)call->made->bytes);
+                return -1;
+        }
+        call->made = NULL;
+        return fd;
+}
+
 static void answer(struct fetch_call *call)
 {
         Sheaf__Envelope env = SHEAF__ENVELOPE__INIT;
@@ -101,6 +126,7 @@ static void answer(struct fetch_call *call)
         Sheaf__Failure failures[ITEMS_MAX], *pointers[ITEMS_MAX];
         char texts[TEXTS_MAX][TEXT_CAP];
         struct sheaf_conn *conn = call->call.conn;
+        sheaf_autofd int fd = copy_fd(call);
         size_t n = 0;
 
         for (size_t i = 0; i < call->count; i++) {
@@ -118,16 +144,12 @@ static void answer(struct fetch_call *call)
         }
         body.failure = pointers;
         body.n_failure = n;
-        body.copied = call->copy;
+        body.copied = fd >= 0;
         env.id = call->call.id;
         env.body_case = SHEAF__ENVELOPE__BODY_FETCHED;
         env.fetched = &body;
         sheaf_call_end(&call->call);
-        if (call->copy)
-                sheaf_conn_send_copy(
-                        conn, &env, call->copy_fd, call->copy_bytes);
-        else
-                sheaf_conn_send(conn, &env, NULL, 0);
+        sheaf_conn_send(conn, &env, &fd, fd >= 0);
         call_free(call);
 }
 
@@ -177,6 +199,8 @@ static int copy_make(struct fetch_call *call)
 {
         const struct sheaf_listing *listing = &call->version->fetch.listing;
         uint64_t bytes = 0;
+        void *map;
+        int rc;
 
         for (size_t i = 0; i < call->count; i++) {
                 call->items[i].copy_offset_bytes = bytes;
@@ -187,21 +211,14 @@ static int copy_make(struct fetch_call *call)
         }
         if (bytes > COPY_BYTES_MAX)
                 return -E2BIG;
-        if (call->asker->copy_bytes + bytes > SHEAF_CONN_COPY_BYTES)
-                return -EBUSY;
-        call->copy_fd = memfd_create("sheaf-copy", MFD_CLOEXEC);
-        if (call->copy_fd < 0)
+        rc = sheaf_copy_new(call->asker->account, bytes, &call->made);
+        if (rc)
+                return rc;
+        map = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED,
+                call->made->fd, 0);
+        if (map == MAP_FAILED)
                 return -errno;
-        if (fallocate(call->copy_fd, 0, 0, (off_t)bytes))
-                return -errno;
-        call->copy_map = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED,
-                call->copy_fd, 0);
-        if (call->copy_map == MAP_FAILED) {
-                call->copy_map = NULL;
-                return -errno;
-        }
-        call->copy_bytes = bytes;
-        call->asker->copy_bytes += bytes;
+        call->copy_map = map;
         return 0;
 }
 
@@ -267,7 +284,6 @@ static struct fetch_call *call_new(
         call->lodging = h->lodging;
         call->size = size;
         call->hint = hint;
-        call->copy_fd = -1;
         uv_timer_init(conn->daemon->loop, &call->deadline);
         call->deadline.data = call;
         h->version->handles++;
@@ -278,6 +294,7 @@ static struct fetch_call *call_new(
                 conn->daemon->hint_items += size;
         } else {
                 conn->fetch_items += size;
+                conn->account->fetch_items += size;
         }
         return call;
 }
@@ -334,10 +351,13 @@ void sheaf_verb_fetch(struct sheaf_conn *conn, struct sheaf_wire_msg *msg)
                 return;
         }
         if (!fetch->hint &&
-                conn->fetch_items + fetch->n_item > SHEAF_CONN_ITEMS_MAX) {
+                (conn->fetch_items + fetch->n_item > SHEAF_CONN_ITEMS_MAX ||
+                        conn->account->fetch_items + fetch->n_item >
+                                SHEAF_USER_ITEMS_MAX)) {
                 sheaf_conn_error(conn, id, -EBUSY,
-                        "a connection may wait for %u chunks at once",
-                        SHEAF_CONN_ITEMS_MAX);
+                        "a connection may wait for %u chunks at once, a user "
+                        "for %u",
+                        SHEAF_CONN_ITEMS_MAX, SHEAF_USER_ITEMS_MAX);
                 return;
         }
         call = call_new(conn, h, fetch->n_item, fetch->hint);
