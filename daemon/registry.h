@@ -204,6 +204,10 @@ SHEAF_MUST_CHECK int sheaf_registry_lodge(struct sheaf_reg_version *version,
 /* A client reads through @lodging (or does so no more): live use. */
 void sheaf_lodging_use(struct sheaf_lodging *lodging, int delta);
 
+/* Sums over all arenas; counters include arenas that are gone. Slow: scans
+ * what clients pin. */
+void sheaf_registry_arena_stats(const struct sheaf_registry *registry,
+        struct sheaf_arena_stats *ret_stats, uint64_t *ret_pinned_bytes);
 /* All domains, linked; and the one of an arena. */
 struct sheaf_domain *sheaf_registry_domains(struct sheaf_registry *registry);
 struct sheaf_domain *sheaf_registry_domain_of(

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the registry's files share: registry.c (names, records, rights),
- * registry_version.c (listings in memory, lodgings, cleaning),
- * registry_counts.c (what was counted) and registry_origin.c (readers). */
+ * registry_version.c (listings in memory, cleaning), registry_domain.c
+ * (domains, lodgings), registry_counts.c (what was counted) and
+ * registry_origin.c (readers). */
 #ifndef SHEAF_DAEMON_REGISTRY_INTERNAL_H
 #define SHEAF_DAEMON_REGISTRY_INTERNAL_H
 
@@ -22,6 +23,7 @@ struct sheaf_registry {
         struct sheaf_dataset_list datasets, leaving;
         LIST_HEAD(, sheaf_domain) domains;
         LIST_HEAD(, sheaf_kept_counts) kept_counts; /* of removed datasets */
+        struct sheaf_arena_stats gone_arenas; /* counters of freed domains */
         uint32_t domain_numbers;
         bool (*grant_check)(void *arg, uint64_t grant, uint64_t dataset);
         void *grant_arg;
@@ -36,6 +38,17 @@ void sheaf_registry_sweep(struct sheaf_registry *registry, bool all);
 /* Gives up all lodgings and tenancies of a dataset (it moves to another
  * domain, or goes). False while flights use them: call again. */
 bool sheaf_registry_evacuate(struct sheaf_reg_dataset *dataset);
+
+/* registry_domain.c */
+/* Gives up the version's lodgings, or those of one tenancy; no flight uses
+ * them. */
+void sheaf_registry_unlodge(
+        struct sheaf_reg_version *version, const struct sheaf_tenancy *tenancy);
+/* Ends all tenancies, or one, whose lodgings were given up. */
+void sheaf_registry_end_tenancies(
+        struct sheaf_reg_dataset *dataset, struct sheaf_tenancy *only);
+/* Frees domains that nobody lives in, and tenancies of revoked grants. */
+void sheaf_registry_sweep_domains(struct sheaf_registry *registry);
 
 /* registry.c */
 /* Whether a dataset of this owner and sharing may be read; no grant's @who. */

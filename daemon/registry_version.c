@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Versions: their listings in memory, where they live in arenas, and how
- * they go.
+/* Versions: their listings in memory, and how they go.
  *
  *  1 a version with handles stays loaded; the newest stays on disk
  *  2 an older version is removed when nobody held it for GRACE_NS, so that
  *    clients that reconnect after a restart of the daemon find theirs
- *  3 lodgings go only when no flight uses them
+ *  3 lodgings go only when no flight uses them (registry_domain.c)
  *
  * Threads: loop thread; loading runs on the pool. */
 #include "daemon/registry_internal.h"
@@ -281,132 +280,11 @@ int sheaf_registry_publish(struct sheaf_reg_dataset *dataset,
         return 0;
 }
 
-/* ---- lodgings ---- */
-
-static int domain_get(struct sheaf_registry *registry, enum sheaf_share kind,
-        uint64_t id, struct sheaf_domain **ret_domain)
-{
-        static const char *const kinds[] = { "owner", "group", "all", "grant" };
-        struct sheaf_domain *domain;
-        int rc;
-
-        LIST_FOREACH (domain, &registry->domains, link) {
-                if (domain->kind == kind && domain->id == id) {
-                        *ret_domain = domain;
-                        return 0;
-                }
-        }
-        domain = sheaf_new(struct sheaf_domain, 1);
-        if (!domain)
-                return -ENOMEM;
-        domain->kind = kind;
-        domain->id = id;
-        domain->number = ++registry->domain_numbers;
-        snprintf(domain->name, sizeof(domain->name), "%s:%llu", kinds[kind],
-                (unsigned long long)id);
-        rc = sheaf_arena_new(registry->pool, domain->name, &domain->arena);
-        if (rc) {
-                free(domain);
-                return rc;
-        }
-        LIST_INSERT_HEAD(&registry->domains, domain, link);
-        *ret_domain = domain;
-        return 0;
-}
-
-static int tenancy_get(struct sheaf_reg_dataset *ds,
-        struct sheaf_domain *domain, struct sheaf_tenancy **ret_tenancy)
-{
-        struct sheaf_tenancy *tenancy;
-        int rc;
-
-        LIST_FOREACH (tenancy, &ds->tenancies, link) {
-                if (tenancy->domain == domain) {
-                        *ret_tenancy = tenancy;
-                        return 0;
-                }
-        }
-        tenancy = sheaf_new(struct sheaf_tenancy, 1);
-        if (!tenancy)
-                return -ENOMEM;
-        tenancy->dataset = ds;
-        tenancy->domain = domain;
-        rc = sheaf_space_new(domain->arena, ds->record->name, &tenancy->space);
-        if (rc) {
-                free(tenancy);
-                return rc;
-        }
-        LIST_INSERT_HEAD(&ds->tenancies, tenancy, link);
-        *ret_tenancy = tenancy;
-        return 0;
-}
-
-int sheaf_registry_lodge(struct sheaf_reg_version *version,
-        const struct sheaf_principal *who, struct sheaf_lodging **ret_lodging)
-{
-        struct sheaf_reg_dataset *ds = version->dataset;
-        enum sheaf_share kind =
-                who->grant ? SHEAF_SHARE_GRANT : ds->record->share_kind;
-        uint64_t id = who->grant;
-        struct sheaf_domain *domain;
-        struct sheaf_tenancy *tenancy;
-        struct sheaf_lodging *lodging;
-        int rc;
-
-        if (kind == SHEAF_SHARE_OWNER)
-                id = ds->record->owner_uid;
-        else if (kind == SHEAF_SHARE_GROUP)
-                id = ds->record->share_gid;
-        rc = domain_get(ds->registry, kind, id, &domain);
-        if (!rc)
-                rc = tenancy_get(ds, domain, &tenancy);
-        if (rc)
-                return rc;
-        LIST_FOREACH (lodging, &version->lodgings, link) {
-                if (lodging->tenancy == tenancy) {
-                        *ret_lodging = lodging;
-                        return 0;
-                }
-        }
-        lodging = sheaf_new(struct sheaf_lodging, 1);
-        if (!lodging)
-                return -ENOMEM;
-        lodging->tenancy = tenancy;
-        lodging->residence.arena = domain->arena;
-        lodging->residence.space = tenancy->space;
-        rc = sheaf_table_new(domain->arena, version->record->serial,
-                version->fetch.listing.chunk_count, &lodging->residence.table);
-        if (rc) {
-                free(lodging);
-                return rc;
-        }
-        LIST_INSERT_HEAD(&version->lodgings, lodging, link);
-        *ret_lodging = lodging;
-        return 0;
-}
-
-void sheaf_lodging_use(struct sheaf_lodging *lodging, int delta)
-{
-        struct sheaf_tenancy *tenancy = lodging->tenancy;
-        struct sheaf_reg_dataset *ds = tenancy->dataset;
-        bool was = tenancy->handles > 0, ds_was = ds->handles > 0;
-
-        tenancy->handles += (uint32_t)delta;
-        ds->handles += (uint32_t)delta;
-        if (ds_was != (ds->handles > 0))
-                sheaf_store_group_live(
-                        ds->registry->store, ds->record->id, ds->handles > 0);
-        if (was != (tenancy->handles > 0))
-                sheaf_space_set_live(
-                        tenancy->space, tenancy->handles > 0, sheaf_now_ns());
-}
-
 /* ---- going ---- */
 
 static bool version_evacuate(struct sheaf_reg_version *v)
 {
         struct sheaf_reg_dataset *ds = v->dataset;
-        struct sheaf_lodging *lodging;
 
         /* A probe compares the origin with this listing. */
         if (ds->attachment == SHEAF_ATTACH_PROBING &&
@@ -414,30 +292,20 @@ static bool version_evacuate(struct sheaf_reg_version *v)
                 return false;
         if (!sheaf_fetch_quiesce(ds->registry->fetcher, &v->fetch))
                 return false;
-        while ((lodging = LIST_FIRST(&v->lodgings))) {
-                LIST_REMOVE(lodging, link);
-                sheaf_table_free(lodging->residence.table);
-                free(lodging);
-        }
+        sheaf_registry_unlodge(v, NULL);
         return true;
 }
 
 bool sheaf_registry_evacuate(struct sheaf_reg_dataset *dataset)
 {
         struct sheaf_reg_version *v;
-        struct sheaf_tenancy *tenancy;
         bool done = true;
 
         TAILQ_FOREACH (v, &dataset->versions, link)
                 done &= v->load != SHEAF_LOADING && version_evacuate(v);
-        if (!done)
-                return false;
-        while ((tenancy = LIST_FIRST(&dataset->tenancies))) {
-                LIST_REMOVE(tenancy, link);
-                sheaf_space_free(tenancy->space);
-                free(tenancy);
-        }
-        return true;
+        if (done)
+                sheaf_registry_end_tenancies(dataset, NULL);
+        return done;
 }
 
 static void version_unload(struct sheaf_reg_version *v)
@@ -527,4 +395,5 @@ void sheaf_registry_sweep(struct sheaf_registry *registry, bool all)
         TAILQ_FOREACH (ds, &registry->datasets, link)
                 sweep_old_versions(ds, now_ns);
         sweep_leaving(registry);
+        sheaf_registry_sweep_domains(registry);
 }

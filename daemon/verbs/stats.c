@@ -253,29 +253,11 @@ static void arena_metrics(struct sheet *s)
 {
         struct sheaf_daemon *d = s->conn->daemon;
         struct sheaf_arena_pool_stats pool;
-        struct sheaf_arena_stats sum = { 0 }, a;
-        struct sheaf_domain *domain;
-        uint64_t pinned_bytes = 0;
+        struct sheaf_arena_stats sum;
+        uint64_t pinned_bytes;
 
         sheaf_arena_pool_stats(d->pool, &pool);
-        for (domain = sheaf_registry_domains(d->registry); domain;
-                domain = LIST_NEXT(domain, link)) {
-                sheaf_arena_stats(domain->arena, &a);
-                sum.bytes += a.bytes;
-                sum.payload_bytes += a.payload_bytes;
-                sum.blocks += a.blocks;
-                sum.clients += a.clients;
-                sum.ghosts += a.ghosts;
-                pinned_bytes += sheaf_arena_pinned_bytes(domain->arena);
-                sum.granted_bytes += a.granted_bytes;
-                sum.placed_bytes += a.placed_bytes;
-                sum.evicted_blocks += a.evicted_blocks;
-                sum.evicted_bytes += a.evicted_bytes;
-                sum.scans += a.scans;
-                sum.scans_met_pin += a.scans_met_pin;
-                sum.kept_blocks += a.kept_blocks;
-                sum.place_failures += a.place_failures;
-        }
+        sheaf_registry_arena_stats(d->registry, &sum, &pinned_bytes);
         gauge(s, "arena.bytes_max", "", pool.bytes_max);
         gauge(s, "arena.bytes", "", pool.bytes_mapped);
         if (!sees_all(s->conn))

@@ -3,7 +3,6 @@
  * arena depends on what there is now, not on what there was.
  *
  *   SCALE_DATASETS, SCALE_FILES   datasets that come and go, files in each
- *   SCALE_ROUNDS, SCALE_MINUTES   rounds of them; minutes end them before
  *   SCALE_MANY, SCALE_CLIENTS     datasets at once, client processes
  *   SCALE_FOLDER                  entries of one folder
  *
@@ -11,6 +10,7 @@
  *    between moments when the same datasets exist; memory has a margin, since
  *    the allocator keeps what it was given */
 #include "tests/flow/harness.h"
+#include "tests/flow/soak.h"
 
 #include <criterion/criterion.h>
 #include <dirent.h>
@@ -304,9 +304,8 @@ static void is_flat(const struct held *from, const struct held *to)
 
 Test(scale, datasets_come_and_go)
 {
-        double minutes = (double)setting("SCALE_MINUTES", 0), start;
-        uint64_t rounds = setting("SCALE_ROUNDS", minutes ? UINT64_MAX : 50);
         struct held first = { 0 }, last = { 0 }, each[64];
+        struct soak soak;
         char when[64];
 
         datasets = setting("SCALE_DATASETS", 10);
@@ -318,10 +317,10 @@ Test(scale, datasets_come_and_go)
         make_origins();
         flow_sleep(2.2); /* until files count as settled */
         flow_start();
-        start = flow_now();
-        for (uint64_t r = 0; r < rounds; r++) {
-                if (minutes && flow_now() - start > minutes * 60)
-                        break;
+        soak_begin(&soak, "scale", "rounds", 50, 1);
+        while (soak_next(&soak)) {
+                uint64_t r = soak.done - 1;
+
                 round_of(r % datasets, r / datasets, &each[r % datasets]);
                 if (r % datasets != datasets - 1)
                         continue;
@@ -332,7 +331,7 @@ Test(scale, datasets_come_and_go)
                 measure(&last);
                 median_of(&last, each);
                 snprintf(when, sizeof(when),
-                        "%.0f s, round %llu:", flow_now() - start,
+                        "%.0f s, round %llu:", flow_now() - soak.start,
                         (unsigned long long)r + 1);
                 print_held(when, &last);
                 if (r / datasets == 1)
@@ -340,6 +339,58 @@ Test(scale, datasets_come_and_go)
         }
         cr_assert(first.fds, "at least two cycles");
         is_flat(&first, &last);
+        soak_end(&soak, "%.1f MiB outside the arena at first, %.1f at last",
+                (double)(first.memory + first.memfds) / 1048576,
+                (double)(last.memory + last.memfds) / 1048576);
         flow_stop();
         free(generation);
+}
+
+/* ---- grants that come and go ---- */
+
+/* A container's work: a grant, a read through it, its end. */
+static void one_grant(void)
+{
+        char id[32] = "";
+        const char *at;
+
+        flow_ok("sheaf grant data --dir %s --json", flow_path("grant"));
+        at = strstr(flow.last.out, "\"id\"");
+        cr_assert(at && sscanf(at, "\"id\"%*[ :]\"%16[0-9a-f]", id) == 1, "%s",
+                flow.last.out);
+        flow_ok("SHEAF_SOCKET=%s/sheafd.sock quickread --dataset data",
+                flow_path("grant"));
+        flow_ok("sheaf grant --revoke %s", id);
+}
+
+Test(scale, grants_come_and_go)
+{
+        struct held first = { 0 }, last = { 0 };
+        struct soak soak;
+        double placed;
+
+        cr_assert(!mkdir(flow_path("grant"), 0755));
+        for (uint32_t i = 0; i < 20; i++)
+                flow_file(i + 1, 5000, "f%u", i);
+        flow_start();
+        flow_ok("sheaf add data %s", flow.origin);
+        one_grant();
+        cr_assert(flow_until(20, flow_stat("arena.bytes") == 0));
+        measure(&first);
+        placed = flow_stat("arena.placed_bytes");
+        cr_assert_geq(placed, 20 * 5000);
+        soak_begin(&soak, "grants", "grants", 30, 1);
+        while (soak_next(&soak))
+                one_grant();
+        /* Their arenas have gone, what these counted has not. */
+        cr_assert(flow_until(20, flow_stat("arena.bytes") == 0));
+        cr_assert_eq(flow_stat("pins.clients"), 0);
+        cr_assert_eq(flow_stat("arena.placed_bytes"),
+                placed * (double)(soak.done + 1));
+        measure(&last);
+        print_held("grants:", &last);
+        is_flat(&first, &last);
+        soak_end(&soak, "%ld descriptors at first, %ld at last", first.fds,
+                last.fds);
+        flow_stop();
 }
