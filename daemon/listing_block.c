@@ -110,6 +110,28 @@ static int seal(struct sheaf_listing_block *block)
                 block->map, block->len_bytes, false, &block->listing);
 }
 
+/* The last @levels directories of @path: a name is durable when the directory
+ * that holds it was synced, whatever else was. */
+static int sync_parents(const char *path, int levels)
+{
+        char dir[PATH_MAX];
+
+        snprintf(dir, sizeof(dir), "%s", path);
+        for (int i = 0; i < levels; i++) {
+                char *slash = strrchr(dir, '/');
+                sheaf_autofd int fd = -1;
+
+                if (!slash || slash == dir)
+                        return 0;
+                *slash = '\0';
+                fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+                /* -EINVAL: a file system that has nothing to sync there. */
+                if (fd < 0 || (fsync(fd) && errno != EINVAL))
+                        return -errno;
+        }
+        return 0;
+}
+
 static int write_file(const struct sheaf_listing_block *block, const char *path)
 {
         char tmp[PATH_MAX];
@@ -127,7 +149,9 @@ static int write_file(const struct sheaf_listing_block *block, const char *path)
                 rc = -errno;
         if (rc)
                 unlink(tmp);
-        return rc;
+        /* The record that names this version is durable at once: the listing
+         * and the version's own directory must be so before it. */
+        return rc ? rc : sync_parents(path, 2);
 }
 
 static void note_pair(void *arg, uint32_t prev, uint32_t next)

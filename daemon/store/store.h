@@ -98,6 +98,10 @@ void sheaf_version_learn(struct sheaf_version *version, uint64_t chunk,
         const struct sheaf_digest *digest);
 void sheaf_version_forget(struct sheaf_version *version, uint64_t chunk);
 uint64_t sheaf_version_known(const struct sheaf_version *version);
+/* What was learned until now is durable when it returns. Any thread, while
+ * the version is open; blocks. -ENOSPC: the digests live in memory, since the
+ * disk was full; -errno. */
+SHEAF_MUST_CHECK int sheaf_version_sync(const struct sheaf_version *version);
 
 /* Whether a chunk is on disk: by this version's places, else by its digest. */
 bool sheaf_version_on_disk(struct sheaf_version *version, uint64_t chunk);

@@ -541,6 +541,13 @@ uint64_t sheaf_version_known(const struct sheaf_version *version)
         return version->known;
 }
 
+int sheaf_version_sync(const struct sheaf_version *version)
+{
+        if (version->digests_fd < 0)
+                return -ENOSPC;
+        return fdatasync(version->digests_fd) ? -errno : 0;
+}
+
 int sheaf_version_find(struct sheaf_version *version, uint64_t chunk,
         struct sheaf_place *ret_place)
 {

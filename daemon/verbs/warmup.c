@@ -117,6 +117,10 @@ static void root_work(uv_work_t *work)
 
         t->work_rc = sheaf_listing_root_digest(
                 &v->fetch.listing, digest_of, v->fetch.stored, &t->root);
+        /* Without its digests a sealed version would learn whatever the
+         * origin holds after a power cut. */
+        if (!t->work_rc)
+                t->work_rc = sheaf_version_sync(v->fetch.stored);
 }
 
 static void answer_info(struct tour *t)
