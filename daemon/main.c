@@ -8,6 +8,7 @@
  * why not) and exits with its status. */
 #include "daemon/aside.h"
 #include "daemon/grants.h"
+#include "daemon/health.h"
 #include "daemon/server.h"
 
 #include "daemon/clock.h"
@@ -138,7 +139,8 @@ static int open_upper(struct sheaf_daemon *d)
                         "socket=%s remedy=\"another --socket, in a directory "
                         "that can be written and where nobody listens\"",
                         d->config->socket);
-        return sheaf_grants_new(d, &d->grants);
+        rc = sheaf_health_new(d, &d->health);
+        return rc ? rc : sheaf_grants_new(d, &d->grants);
 }
 
 static int start(struct sheaf_daemon *d)
@@ -170,6 +172,7 @@ static void stop(struct sheaf_daemon *d)
 {
         sheaf_aside_stop();
         sheaf_grants_free(d->grants);
+        sheaf_health_free(d->health);
         sheaf_server_free(d->server);
         d->server = NULL;
         sheaf_registry_free(d->registry);

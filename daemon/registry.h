@@ -204,6 +204,8 @@ SHEAF_MUST_CHECK int sheaf_registry_lodge(struct sheaf_reg_version *version,
 /* A client reads through @lodging (or does so no more): live use. */
 void sheaf_lodging_use(struct sheaf_lodging *lodging, int delta);
 
+/* A record could not be read at the start. */
+bool sheaf_registry_unreadable(const struct sheaf_registry *registry);
 /* Sums over all arenas; counters include arenas that are gone. Slow: scans
  * what clients pin. */
 void sheaf_registry_arena_stats(const struct sheaf_registry *registry,

@@ -28,6 +28,7 @@
 struct sheaf_server;
 struct sheaf_conn;
 struct sheaf_grants;
+struct sheaf_health;
 
 /* What all verbs may use. */
 struct sheaf_daemon {
@@ -39,6 +40,7 @@ struct sheaf_daemon {
         struct sheaf_registry *registry;
         struct sheaf_server *server;
         struct sheaf_grants *grants;
+        struct sheaf_health *health;
         uint64_t hint_items; /* of all clients */
         int64_t started_ns;
         uint8_t instance[16];

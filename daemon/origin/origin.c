@@ -738,11 +738,38 @@ void sheaf_origin_probe(
         submit_call(origin, probe, (void *)probe->origin_private, false, 0);
 }
 
+static int64_t silent_ns(const struct sheaf_origin *origin)
+{
+        const struct sheaf_call_priv *calls[] = { origin->list, origin->probe };
+        const struct sheaf_read_priv *first = TAILQ_FIRST(&origin->queue);
+        int64_t now_ns = sheaf_now_ns(), oldest_ns = now_ns;
+
+        if (first)
+                oldest_ns = first->submitted_ns;
+        for (size_t i = 0; i < SHEAF_ARRAY_LEN(calls); i++)
+                if (calls[i])
+                        oldest_ns = SHEAF_MIN(oldest_ns, calls[i]->heard_ns);
+        for (size_t i = 0; origin->reader && i < SHEAF_ORIGIN_SLOTS; i++) {
+                const struct sheaf_reader_slot *slot =
+                        &origin->reader->slots[i];
+
+                if (slot->state == SHEAF_SLOT_BUSY)
+                        oldest_ns = SHEAF_MIN(oldest_ns, slot->sent_ns);
+        }
+        return now_ns - oldest_ns;
+}
+
 void sheaf_origin_stats(
         const struct sheaf_origin *origin, struct sheaf_origin_stats *ret_stats)
 {
+        const struct sheaf_reader *reader;
+
         *ret_stats = origin->stats;
         ret_stats->pid = origin->reader ? origin->reader->pid : 0;
         ret_stats->in_flight = origin->reader ? origin->reader->busy : 0;
         ret_stats->queued = origin->queued;
+        ret_stats->held_off = origin->barren > 0;
+        ret_stats->silent_ns = silent_ns(origin);
+        LIST_FOREACH (reader, &origin->dying, entry)
+                ret_stats->stuck += reader->abandoned;
 }

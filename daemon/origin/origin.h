@@ -128,6 +128,9 @@ void sheaf_origin_probe(
 struct sheaf_origin_stats {
         pid_t pid; /* 0: none now */
         uint64_t in_flight, queued;
+        uint64_t stuck;    /* processes that survive SIGKILL */
+        int64_t silent_ns; /* of the request that waits longest; 0: none */
+        bool held_off;     /* readers end before they answer */
         /* monotonic */
         uint64_t reads, bytes, errors, stale, timeouts, starts, abandoned;
         uint64_t read_ns_total;

@@ -13,7 +13,6 @@
 #include "daemon/verbs/verbs.h"
 
 #include "daemon/clock.h"
-#include "daemon/names.h"
 
 #include <stdio.h>
 
@@ -134,19 +133,18 @@ static void add_meter(struct sheet *s, const char *dataset, const char *client,
                         add(s, op_name(i), dataset, client, ops[i], false);
 }
 
-/* Root and the daemon's user. */
-static bool sees_all(const struct sheaf_conn *conn)
+bool sheaf_conn_sees_all(const struct sheaf_conn *conn)
 {
         return !conn->who.grant &&
                (conn->who.uid == 0 || conn->who.uid == geteuid());
 }
 
-static bool may_see(
+bool sheaf_conn_may_see(
         const struct sheaf_conn *conn, const struct sheaf_conn *other)
 {
         if (conn->who.grant)
                 return conn == other;
-        return sees_all(conn) || conn->who.uid == other->who.uid;
+        return sheaf_conn_sees_all(conn) || conn->who.uid == other->who.uid;
 }
 
 static void dataset_meters(
@@ -178,7 +176,7 @@ static void dataset_meters(
                         words[k] += mine[k];
                 for (size_t i = 0; i < SHEAF_METER_OPS; i++)
                         ops[i] += my_ops[i];
-                if (!may_see(s->conn, conn))
+                if (!sheaf_conn_may_see(s->conn, conn))
                         continue;
                 snprintf(who, sizeof(who), "%s:%s:%d", conn->kind, conn->name,
                         conn->who.pid);
@@ -260,7 +258,7 @@ static void arena_metrics(struct sheet *s)
         sheaf_registry_arena_stats(d->registry, &sum, &pinned_bytes);
         gauge(s, "arena.bytes_max", "", pool.bytes_max);
         gauge(s, "arena.bytes", "", pool.bytes_mapped);
-        if (!sees_all(s->conn))
+        if (!sheaf_conn_sees_all(s->conn))
                 return;
         gauge(s, "arena.dropped_bytes_held", "", pool.bytes_dropped_held);
         gauge(s, "arena.payload_bytes", "", sum.payload_bytes);
@@ -285,7 +283,7 @@ static void store_metrics(struct sheet *s)
         sheaf_store_stats(s->conn->daemon->store, &st);
         gauge(s, "disk.bytes_max", "", st.bytes_max);
         gauge(s, "disk.bytes", "", st.bytes_used);
-        if (!sees_all(s->conn))
+        if (!sheaf_conn_sees_all(s->conn))
                 return;
         gauge(s, "disk.payload_bytes", "", st.payload_bytes);
         gauge(s, "disk.chunks", "", st.chunks);
@@ -322,7 +320,7 @@ static void server_metrics(struct sheet *s)
                 conn = LIST_NEXT(conn, link))
                 clients++;
         gauge(s, "uptime_ns", "", (uint64_t)(sheaf_now_ns() - d->started_ns));
-        if (!sees_all(s->conn))
+        if (!sheaf_conn_sees_all(s->conn))
                 return;
         gauge(s, "clients", "", clients);
         counter(s, "clients.accepted", "", server.accepted);
@@ -377,176 +375,19 @@ void sheaf_verb_get_stats(struct sheaf_conn *conn, struct sheaf_wire_msg *msg)
         free(s);
 }
 
-/* ---- status ---- */
-
-#define CLIENTS_MAX    128
-#define CONDITIONS_MAX 16
-#define FDS_ENOUGH     1024
-
-struct report {
-        Sheaf__Condition conditions[CONDITIONS_MAX],
-                *condition_p[CONDITIONS_MAX];
-        char whats[CONDITIONS_MAX][256];
-        Sheaf__ClientInfo clients[CLIENTS_MAX], *client_p[CLIENTS_MAX];
-        char datasets[CLIENTS_MAX][128];
-        size_t condition_count, client_count;
-};
-
-static void condition(
-        struct report *r, const char *what, const char *why, const char *remedy)
+int sheaf_stats_node(struct sheaf_conn *conn, void **ret_space,
+        Sheaf__Metric ***ret_metrics, size_t *ret_count)
 {
-        Sheaf__Condition *c;
-
-        if (r->condition_count == CONDITIONS_MAX)
-                return;
-        c = &r->conditions[r->condition_count];
-        sheaf__condition__init(c);
-        snprintf(r->whats[r->condition_count], sizeof(r->whats[0]), "%s", what);
-        c->what = r->whats[r->condition_count];
-        c->why = (char *)why;
-        c->remedy = (char *)remedy;
-        r->condition_p[r->condition_count++] = c;
-}
-
-static void fill_conditions(struct sheaf_conn *conn, struct report *r)
-{
-        struct sheaf_daemon *d = conn->daemon;
-        struct sheaf_store_stats st;
-        struct sheaf_arena_pool_stats pool;
-        struct sheaf_server_stats server;
-        struct sheaf_reg_dataset *ds;
-
-        sheaf_server_stats(d->server, &server);
-        sheaf_store_stats(d->store, &st);
-        sheaf_arena_pool_stats(d->pool, &pool);
-        if (st.degraded)
-                condition(r, "the disk tier is degraded",
-                        strerror(-st.degraded), st.degraded_why);
-        if (st.limit_reached)
-                condition(r, "the disk limit is reached",
-                        "what is in use does not fit: what is read beyond it "
-                        "is not kept on disk",
-                        "a larger --disk; datasets that are not in use give "
-                        "way by themselves");
-        if (!st.uring && *st.uring_why)
-                condition(r, "disk I/O runs on threads, not io_uring",
-                        st.uring_why, "see: sheaf doctor");
-        if (pool.pages == SHEAF_PAGES_SMALL)
-                condition(r, "shared memory has 4 KiB pages", pool.pages_why,
-                        "reserve huge pages or set shmem_enabled to advise; "
-                        "see: sheaf doctor");
-        if (server.crowded)
-                condition(r, "descriptors are used up",
-                        "new clients are refused, those that are there go on",
-                        "raise sheafd's limit (ulimit -Hn, LimitNOFILE=), or "
-                        "end clients that do nothing");
-        else if (server.fds_max < FDS_ENOUGH)
-                condition(r, "few descriptors are allowed",
-                        "the hard limit is below 1024; a client takes four",
-                        "raise sheafd's limit (ulimit -Hn, LimitNOFILE=)");
-        if (sheaf_names_stuck())
-                condition(r, "users and groups are shown as numbers",
-                        "their names are not looked up in time",
-                        "see passwd and group in /etc/nsswitch.conf");
-        if (d->config->memory_crowded)
-                condition(r, "memory may run out",
-                        "the cache directory is on tmpfs, and --disk and "
-                        "--memory together exceed the memory there is",
-                        "a cache directory on a disk, or smaller limits");
-        if (pool.bytes_dropped_held)
-                condition(r, "clients still map memory that was given up",
-                        "they have not let go of it",
-                        "see the clients below; end those that hang");
-        for (ds = sheaf_registry_first(d->registry); ds;
-                ds = TAILQ_NEXT(ds, link)) {
-                char what[256];
-
-                /* To others it does not exist. */
-                if (ds->attachment != SHEAF_DETACHED ||
-                        !sheaf_registry_may_read(ds, &conn->who))
-                        continue;
-                snprintf(what, sizeof(what), "the origin of '%s' is detached",
-                        ds->record->name);
-                condition(r, what, ds->detached_why,
-                        "sheaf update NAME DIR presents it again");
-        }
-}
-
-static void fill_client(struct report *r, struct sheaf_conn *conn)
-{
-        Sheaf__ClientInfo *c;
-        struct sheaf_arena_part *part;
-        char *text;
-
-        if (r->client_count == CLIENTS_MAX)
-                return;
-        c = &r->clients[r->client_count];
-        text = r->datasets[r->client_count];
-        sheaf__client_info__init(c);
-        c->pid = (uint32_t)conn->who.pid;
-        c->uid = conn->who.uid;
-        c->kind = conn->kind;
-        c->name = conn->name;
-        text[0] = 0;
-        for (uint32_t i = 0; i < SHEAF_CONN_HANDLES_MAX; i++) {
-                struct sheaf_handle *h = conn->handles[i];
-                size_t len = strlen(text);
-
-                if (h)
-                        snprintf(text + len, sizeof(r->datasets[0]) - len,
-                                "%s%s", len ? "," : "",
-                                h->version->dataset->record->name);
-        }
-        c->dataset = text;
-        LIST_FOREACH (part, &conn->attachments, link) {
-                uint64_t blocks;
-
-                c->pinned_bytes += sheaf_pins_held(part->pins, &blocks);
-                c->grant_bytes += part->grant_bytes;
-        }
-        r->client_p[r->client_count++] = c;
-}
-
-void sheaf_verb_get_status(struct sheaf_conn *conn, struct sheaf_wire_msg *msg)
-{
-        struct sheaf_daemon *d = conn->daemon;
-        Sheaf__Envelope env = SHEAF__ENVELOPE__INIT;
-        Sheaf__Status body = SHEAF__STATUS__INIT;
-        struct report *r = sheaf_new(struct report, 1);
         struct sheet *s = sheaf_new(struct sheet, 1);
-        struct sheaf_conn *each;
 
-        if (!r || !s) {
-                free(r);
-                free(s);
-                sheaf_conn_error(conn, msg->env->id, -ENOMEM, "out of memory");
-                return;
-        }
+        if (!s)
+                return -ENOMEM;
         s->conn = conn;
         arena_metrics(s);
         store_metrics(s);
         server_metrics(s);
-        fill_conditions(conn, r);
-        for (each = sheaf_server_first(d->server); each;
-                each = LIST_NEXT(each, link))
-                if (each != conn && may_see(conn, each))
-                        fill_client(r, each);
-        body.version = (char *)SHEAF_RELEASE;
-        body.pid = (uint32_t)getpid();
-        body.uptime_ns = (uint64_t)(sheaf_now_ns() - d->started_ns);
-        body.cache_dir = d->config->cache_dir;
-        body.socket = d->config->socket;
-        body.deadline_ms = d->config->deadline_ms;
-        body.metric = s->pointers;
-        body.n_metric = s->count;
-        body.condition = r->condition_p;
-        body.n_condition = r->condition_count;
-        body.client = r->client_p;
-        body.n_client = r->client_count;
-        env.id = msg->env->id;
-        env.body_case = SHEAF__ENVELOPE__BODY_STATUS;
-        env.status = &body;
-        sheaf_conn_send(conn, &env, NULL, 0);
-        free(r);
-        free(s);
+        *ret_space = s;
+        *ret_metrics = s->pointers;
+        *ret_count = s->count;
+        return 0;
 }

@@ -27,10 +27,22 @@ sheaf_verb sheaf_verb_evict, sheaf_verb_cached_query, sheaf_verb_get_digest;
 /* verify.c */
 sheaf_verb sheaf_verb_verify;
 /* stats.c */
-sheaf_verb sheaf_verb_get_stats, sheaf_verb_get_status;
+sheaf_verb sheaf_verb_get_stats;
+/* status.c */
+sheaf_verb sheaf_verb_get_status;
 /* grant.c */
 sheaf_verb sheaf_verb_grant_socket, sheaf_verb_revoke_grant,
         sheaf_verb_list_grants;
+
+/* Root and the daemon's user. */
+bool sheaf_conn_sees_all(const struct sheaf_conn *conn);
+/* Whether @conn may know of the client @other. */
+bool sheaf_conn_may_see(
+        const struct sheaf_conn *conn, const struct sheaf_conn *other);
+/* The daemon's own figures, as far as @conn may see them, in @ret_space: free
+ * it after use. */
+SHEAF_MUST_CHECK int sheaf_stats_node(struct sheaf_conn *conn,
+        void **ret_space, Sheaf__Metric ***ret_metrics, size_t *ret_count);
 
 /* What --share says. 0; -EINVAL; -ENOENT no such group. */
 SHEAF_MUST_CHECK int sheaf_share_parse(

@@ -27,13 +27,14 @@ static void take_condition(
 
         status->condition_count++;
         if (!status->json) {
-                printf("degraded: %s\n  why: %s\n", condition->what,
-                        condition->why);
+                printf("degraded: %s (%s)\n  why: %s\n", condition->what,
+                        condition->name, condition->why);
                 if (*condition->remedy)
                         printf("  remedy: %s\n", condition->remedy);
                 return;
         }
         o = json_object();
+        text(o, "name", condition->name);
         text(o, "what", condition->what);
         text(o, "why", condition->why);
         text(o, "remedy", condition->remedy);
