@@ -131,9 +131,7 @@ static void make_done(struct sheaf_disk_io *io, int rc)
                         fill(store, group);
                         return;
                 }
-                sheaf_space_degraded(store, rc);
-                rc = rc == -ENOSPC || rc == -EDQUOT ? -ENOSPC : -EIO;
-                fail_waiting(store, group, rc);
+                fail_waiting(store, group, sheaf_space_failed(store, rc));
                 free(making);
                 return;
         }
@@ -190,10 +188,9 @@ static int make(struct sheaf_store *store, struct sheaf_group *group)
                 return make(store, group);
         }
         if (!segment) {
-                if (rc) {
-                        sheaf_space_refused(store, store->segment_bytes, rc);
-                        return rc;
-                }
+                if (rc)
+                        return sheaf_space_refused(
+                                store, store->segment_bytes, rc);
                 segment = sheaf_segment_add(store, 0);
                 fresh = true;
                 if (!segment)
@@ -256,7 +253,7 @@ static void seal_done(struct sheaf_disk_io *io, int rc)
         segment->state = SHEAF_SEGMENT_SEALED;
         segment->synced = !rc;
         if (rc)
-                sheaf_space_degraded(store, -EIO);
+                sheaf_space_failed(store, rc);
         if (segment->doomed || segment->dropped == segment->records)
                 sheaf_segment_release(store, segment);
         free(io->buf);
@@ -382,33 +379,32 @@ static void buffer_done(struct sheaf_disk_io *io, int rc)
         struct sheaf_store *store = buffer->store;
         struct sheaf_segment *segment = buffer->segment;
         struct sheaf_store_write *write = buffer->writes;
+        bool failed = rc != 0;
 
-        if (!rc) {
+        if (failed) {
+                store->stats.io_errors++;
+                rc = sheaf_space_failed(store, rc);
+        } else {
                 store->stats.container_written_bytes += io->len_bytes;
                 sheaf_space_wrote(store);
-        } else {
-                sheaf_space_degraded(store, rc);
         }
         buffer->next = store->append_free;
         store->append_free = buffer;
-        if (rc) {
-                store->stats.io_errors++;
-                for (struct sheaf_group *g = store->groups; g; g = g->next) {
-                        if (g->append.segment == segment && !g->append.buffer)
-                                seal_begin(store, g);
-                }
-        }
         while (write) {
                 struct sheaf_write_private *p = sheaf_write_private(write);
                 struct sheaf_store_write *next = p->next;
 
-                if (!rc)
+                if (failed)
+                        sheaf_segment_unnote(
+                                store, segment, p->place.offset_bytes);
+                else
                         sheaf_store_published(store, write, &p->place);
-                sheaf_store_finish_write(store, write,
-                        !rc             ? 0
-                        : rc == -ENOSPC ? -ENOSPC
-                                        : -EIO);
+                sheaf_store_finish_write(store, write, rc);
                 write = next;
+        }
+        for (struct sheaf_group *g = store->groups; failed && g; g = g->next) {
+                if (g->append.segment == segment && !g->append.buffer)
+                        seal_begin(store, g);
         }
         sheaf_segment_unbusy(store, segment);
         sheaf_append_kick(store);

@@ -164,7 +164,7 @@ static void commit_failed(struct sheaf_store *store, int rc)
                                 &store->pending, &item->digest, &item->place))
                         break;
         }
-        sheaf_space_degraded(store, rc == -ENOSPC ? -ENOSPC : -EIO);
+        (void)sheaf_space_failed(store, rc);
 }
 
 static void commit_done(struct sheaf_disk_io *io, int rc)

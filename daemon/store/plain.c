@@ -323,11 +323,14 @@ static void write_done(struct sheaf_disk_io *io, int rc)
         store->reserved_bytes -= io->len_bytes;
         account(store, plain);
         sheaf_file_leave(store, &plain->file);
-        if (!rc && plain->doomed)
-                rc = -EDQUOT;
-        if (!rc)
+        if (!rc && !plain->doomed)
                 rc = note_chunk(store, plain, op->index, &p->digest);
-        if (!rc) {
+        if (rc) {
+                store->stats.io_errors++;
+                rc = sheaf_space_failed(store, rc);
+        } else if (plain->doomed) {
+                rc = -EDQUOT;
+        } else {
                 store->stats.container_written_bytes += io->len_bytes;
                 if (!sheaf_digest_known(&plain->digests[op->index])) {
                         plain->present++;
@@ -341,10 +344,6 @@ static void write_done(struct sheaf_disk_io *io, int rc)
                 sheaf_space_wrote(store);
                 if (sheaf_plain_complete(plain))
                         sheaf_plain_check(store, plain);
-        } else if (rc != -EDQUOT) {
-                store->stats.io_errors++;
-                sheaf_space_degraded(store, rc);
-                rc = rc == -ENOSPC ? rc : -EIO;
         }
         sheaf_store_finish_write(store, op->write, rc);
         sheaf_plain_leave(store, plain);
@@ -373,7 +372,7 @@ static int begin(struct sheaf_store *store, struct sheaf_store_write *write,
                         rc = sheaf_space_room(store, room);
         }
         if (rc)
-                return rc;
+                return sheaf_space_refused(store, room, rc);
         plain = sheaf_plain_find(store, node);
         if (plain && plain->size_bytes != size_bytes) {
                 sheaf_plain_drop(store, plain);
@@ -383,8 +382,9 @@ static int begin(struct sheaf_store *store, struct sheaf_store_write *write,
                 *ret_plain = plain;
                 return 0;
         }
-        return plain_make(
+        rc = plain_make(
                 store, write->ref.version->group, node, size_bytes, ret_plain);
+        return rc && rc != -ENOMEM ? sheaf_space_failed(store, rc) : rc;
 }
 
 /* Past the page cache where the bytes lie well: a copy and a page less for
@@ -402,24 +402,25 @@ static void go_direct(struct sheaf_store *store, struct plain_write *op)
         op->io.fd = op->plain->direct.fd;
 }
 
-void sheaf_plain_write(struct sheaf_store *store,
-        struct sheaf_store_write *write, uint64_t node, uint64_t size_bytes)
+/* Opens the file for the write, without a mark; what fails is told. */
+static int take_file(struct sheaf_store *store, struct sheaf_store_write *write,
+        uint64_t node, uint64_t size_bytes, struct sheaf_plain **ret_plain)
 {
-        struct plain_write *op = sheaf_new(struct plain_write, 1);
-        struct sheaf_write_private *p = sheaf_write_private(write);
         struct sheaf_plain *plain = NULL;
         char name[48];
-        int rc = op ? begin(store, write, node, size_bytes, &plain) : -ENOMEM;
+        int rc = begin(store, write, node, size_bytes, &plain);
 
+        if (rc)
+                return rc;
         sheaf_plain_name(node, "", name);
-        if (!rc)
-                rc = sheaf_file_enter(store, &plain->file, name, false);
-        if (rc == -ENOENT && plain) {
+        rc = sheaf_file_enter(store, &plain->file, name, false);
+        if (rc == -ENOENT) {
                 /* It vanished behind our back: begin it anew. */
                 sheaf_plain_drop(store, plain);
                 rc = begin(store, write, node, size_bytes, &plain);
-                if (!rc)
-                        rc = sheaf_file_enter(store, &plain->file, name, false);
+                if (rc)
+                        return rc;
+                rc = sheaf_file_enter(store, &plain->file, name, false);
         }
         if (!rc && plain->marked) {
                 plain->marked = false;
@@ -428,11 +429,22 @@ void sheaf_plain_write(struct sheaf_store *store,
                 if (rc)
                         sheaf_file_leave(store, &plain->file);
         }
+        if (rc)
+                return sheaf_space_failed(store, rc);
+        *ret_plain = plain;
+        return 0;
+}
+
+void sheaf_plain_write(struct sheaf_store *store,
+        struct sheaf_store_write *write, uint64_t node, uint64_t size_bytes)
+{
+        struct plain_write *op = sheaf_new(struct plain_write, 1);
+        struct sheaf_write_private *p = sheaf_write_private(write);
+        struct sheaf_plain *plain = NULL;
+        int rc = op ? take_file(store, write, node, size_bytes, &plain)
+                    : -ENOMEM;
+
         if (rc) {
-                sheaf_space_refused(
-                        store, write->ref.len_bytes + FILE_BYTES, rc);
-                if (rc != -EDQUOT && rc != -ENOSPC && rc != -ENOMEM)
-                        rc = -EIO;
                 sheaf_store_finish_write(store, write, rc);
                 free(op);
                 return;

@@ -91,6 +91,10 @@ void sheaf_segment_drop_record(struct sheaf_store *store,
 SHEAF_MUST_CHECK int sheaf_segment_note(
         struct sheaf_segment *segment, const struct sheaf_disk_entry *entry);
 
+/* Takes back what was noted: the record at @offset_bytes was not written. */
+void sheaf_segment_unnote(struct sheaf_store *store,
+        struct sheaf_segment *segment, uint64_t offset_bytes);
+
 /* Checks the header at the start of @data for @place and @digest; -EBADMSG.
  * @ret_bytes: length of the payload. */
 SHEAF_MUST_CHECK int sheaf_record_check(struct sheaf_mac *mac,
@@ -167,11 +171,11 @@ _Static_assert(sizeof(struct sheaf_write_private) <=
 
 /* ---- space ---- */
 
-/* Writes are being refused; zeroed: never. */
+/* Something is being refused; zeroed: nothing. */
 struct sheaf_shortage {
         int64_t refused_ns; /* the last time */
-        uint64_t bytes;     /* the largest that was refused; 0: unknown */
-        bool wrote;         /* some write succeeded since */
+        uint64_t bytes;     /* the largest write; 0: unknown */
+        bool worked;        /* some succeeded since */
 };
 
 /* How long the state lasts after the last refusal. */
@@ -188,11 +192,14 @@ uint64_t sheaf_space_used(const struct sheaf_store *store);
 /* Brings usage below the limit again after metadata grew. */
 void sheaf_space_enforce(struct sheaf_store *store);
 void sheaf_space_meta(struct sheaf_store *store);
-/* The disk failed with @rc. */
-void sheaf_space_degraded(struct sheaf_store *store, int rc);
-/* A write of @bytes is given up since there is no room (-EDQUOT, -ENOSPC; of
- * others it takes no note). */
-void sheaf_space_refused(struct sheaf_store *store, uint64_t bytes, int rc);
+/* The disk failed a write with @rc. Returns what its writer is told: -ENOSPC
+ * for the lack of space or quota, else -EIO. */
+int sheaf_space_failed(struct sheaf_store *store, int rc);
+/* The disk failed a read with @rc. */
+void sheaf_space_read_failed(struct sheaf_store *store, int rc);
+/* A write of @bytes is given up for what sheaf_space_room said. Returns what
+ * its writer is told: -EDQUOT the limit, -ENOSPC, else -EIO. */
+int sheaf_space_refused(struct sheaf_store *store, uint64_t bytes, int rc);
 /* A write succeeded. */
 void sheaf_space_wrote(struct sheaf_store *store);
 /* Ends the states whose cause is gone; called now and then. */
@@ -382,7 +389,7 @@ struct sheaf_store {
         unsigned int sweep_at; /* which directory; past the last: done */
         struct sheaf_store_stats stats;
         struct sheaf_log_once full_once, bad_once, io_once;
-        struct sheaf_shortage disk_short, limit_short;
+        struct sheaf_shortage disk_short, read_short, limit_short;
         bool degraded_told; /* the log has it */
 };
 

@@ -105,6 +105,7 @@ static void read_done(struct sheaf_disk_io *io, int rc)
                 drop_bad(store, op, &store->stats.bad_headers);
         } else if (rc) {
                 rc = -EIO;
+                sheaf_space_read_failed(store, -EIO);
                 drop_bad(store, op, &store->stats.io_errors);
         }
         if (op->segment) {
@@ -117,6 +118,7 @@ static void read_done(struct sheaf_disk_io *io, int rc)
                 release_buffer(store, read);
         } else {
                 read->bytes = (char *)io->buf + op->skip_bytes;
+                store->read_short.worked = true;
                 store->stats.read_chunks++;
                 store->stats.read_bytes += read->ref.len_bytes;
         }
@@ -130,6 +132,7 @@ static int container_lost(
 {
         if (rc != -ENOENT) {
                 store->stats.io_errors++;
+                sheaf_space_read_failed(store, rc);
                 return -EIO;
         }
         if (sheaf_log_once(&store->bad_once, SHEAF_NS_PER_SEC))

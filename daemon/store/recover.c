@@ -428,8 +428,8 @@ int sheaf_recover(struct sheaf_store *store)
                         sizeof(*store->recovered.entries), by_serial);
         /* From here on a stop is unclean until close says otherwise. */
         rc = sheaf_catalog_apply(store->catalog, NULL, 0, &running, 1);
-        if (rc == -ENOSPC) {
-                sheaf_space_degraded(store, rc);
+        if (rc == -ENOSPC || rc == -EDQUOT) {
+                (void)sheaf_space_failed(store, rc);
                 rc = 0;
         }
         store->stats.recovery_ns = (uint64_t)(sheaf_now_ns() - start_ns);

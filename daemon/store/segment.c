@@ -83,6 +83,23 @@ int sheaf_segment_note(
         return 0;
 }
 
+void sheaf_segment_unnote(struct sheaf_store *store,
+        struct sheaf_segment *segment, uint64_t offset_bytes)
+{
+        uint32_t i = segment->records;
+
+        while (i && segment->entries[i - 1].offset_bytes != offset_bytes)
+                i--;
+        if (!i)
+                return;
+        segment->payload_bytes -= segment->entries[i - 1].raw_bytes;
+        store->stats.payload_bytes -= segment->entries[i - 1].raw_bytes;
+        store->stats.chunks--;
+        segment->records--;
+        memmove(&segment->entries[i - 1], &segment->entries[i],
+                (segment->records - (i - 1)) * sizeof(*segment->entries));
+}
+
 void sheaf_segment_release(
         struct sheaf_store *store, struct sheaf_segment *segment)
 {

@@ -113,7 +113,7 @@ int sheaf_space_room(struct sheaf_store *store, uint64_t bytes)
 static void shortage_note(struct sheaf_shortage *shortage, uint64_t bytes)
 {
         shortage->refused_ns = sheaf_now_ns();
-        shortage->wrote = false;
+        shortage->worked = false;
         shortage->bytes = SHEAF_MAX(shortage->bytes, bytes);
 }
 
@@ -122,19 +122,39 @@ static bool shortage_quiet(const struct sheaf_shortage *shortage)
         return sheaf_now_ns() - shortage->refused_ns >= SHEAF_SHORTAGE_HOLD_NS;
 }
 
-static void degrade(struct sheaf_store *store, int rc, uint64_t bytes)
+static const char *cause(int rc)
 {
-        const char *why = "the disk of the cache fails; see the kernel log and "
-                          "replace it or use another --cache directory";
+        switch (rc) {
+        case -ENOSPC:
+                return "the disk of the cache is full or at its floor; free "
+                       "space there or lower --disk: reads go on from memory "
+                       "and origin";
+        case -EDQUOT:
+                return "the quota on the disk of the cache is used up; raise "
+                       "it or lower --disk: reads go on from memory and "
+                       "origin";
+        case -EROFS:
+                return "the file system of the cache became read-only; check "
+                       "the disk and remount it";
+        case -ENOTCONN:
+        case -ESTALE:
+        case -ENOENT:
+                return "the directory of the cache went away; bring it back, "
+                       "or restart with another --cache directory";
+        case -EMFILE:
+        case -ENFILE:
+                return "too few descriptors are allowed to open the cache's "
+                       "files; raise the limit (ulimit -n)";
+        default:
+                return "the disk of the cache fails; see the kernel log and "
+                       "replace it or use another --cache directory";
+        }
+}
 
-        if (rc == -ENOSPC)
-                why = "the disk of the cache is full or at its floor; free "
-                      "space there or lower --disk: reads go on from memory "
-                      "and origin";
-        else if (rc == -EROFS)
-                why = "the file system of the cache became read-only; check "
-                      "the disk and remount it";
-        shortage_note(&store->disk_short, bytes);
+static void degrade(struct sheaf_store *store, int rc)
+{
+        const char *why = cause(rc);
+
         if ((!store->degraded_told || rc != store->stats.degraded) &&
                 sheaf_log_once(&store->io_once, 60 * SHEAF_NS_PER_SEC)) {
                 sheaf_log_rc(rc, SHEAF_LOG_WARN, "store_degraded",
@@ -145,19 +165,26 @@ static void degrade(struct sheaf_store *store, int rc, uint64_t bytes)
         store->stats.degraded_why = why;
 }
 
-void sheaf_space_degraded(struct sheaf_store *store, int rc)
+int sheaf_space_failed(struct sheaf_store *store, int rc)
 {
-        degrade(store, rc, 0);
+        shortage_note(&store->disk_short, 0);
+        degrade(store, rc);
+        return rc == -ENOSPC || rc == -EDQUOT ? -ENOSPC : -EIO;
 }
 
-void sheaf_space_refused(struct sheaf_store *store, uint64_t bytes, int rc)
+void sheaf_space_read_failed(struct sheaf_store *store, int rc)
 {
-        if (rc != -EDQUOT && rc != -ENOSPC)
-                return;
+        shortage_note(&store->read_short, 0);
+        degrade(store, rc);
+}
+
+int sheaf_space_refused(struct sheaf_store *store, uint64_t bytes, int rc)
+{
         store->stats.refused_full++;
-        if (rc == -ENOSPC) {
-                degrade(store, rc, bytes);
-                return;
+        if (rc != -EDQUOT) {
+                shortage_note(&store->disk_short, bytes);
+                degrade(store, rc);
+                return rc == -ENOSPC ? rc : -EIO;
         }
         shortage_note(&store->limit_short, bytes);
         store->stats.limit_reached = true;
@@ -167,35 +194,51 @@ void sheaf_space_refused(struct sheaf_store *store, uint64_t bytes, int rc)
                         "to keep more\"",
                         (unsigned long long)sheaf_space_used(store),
                         (unsigned long long)store->bytes_max);
+        return rc;
 }
 
 void sheaf_space_wrote(struct sheaf_store *store)
 {
-        store->disk_short.wrote = true;
+        store->disk_short.worked = true;
         /* One that was let in before the refusal says nothing. */
         if (shortage_quiet(&store->limit_short))
-                store->limit_short.wrote = true;
+                store->limit_short.worked = true;
+}
+
+static bool disk_works(const struct sheaf_store *store)
+{
+        const struct sheaf_shortage *disk = &store->disk_short;
+
+        /* Small writes that fit say nothing of the large one that did not. */
+        return !disk->refused_ns ||
+               (disk->worked && shortage_quiet(disk) &&
+                       (!disk->bytes || disk_room(store, disk->bytes) == 0));
+}
+
+static bool reads_work(const struct sheaf_store *store)
+{
+        const struct sheaf_shortage *reads = &store->read_short;
+
+        return !reads->refused_ns || (reads->worked && shortage_quiet(reads));
 }
 
 void sheaf_space_settle(struct sheaf_store *store)
 {
-        struct sheaf_shortage *disk = &store->disk_short;
         struct sheaf_shortage *limit = &store->limit_short;
 
-        /* Small writes that fit say nothing of the large one that did not. */
-        if (store->stats.degraded && disk->wrote && shortage_quiet(disk) &&
-                (!disk->bytes || disk_room(store, disk->bytes) == 0)) {
+        if (store->stats.degraded && disk_works(store) && reads_work(store)) {
                 if (store->degraded_told)
                         sheaf_log(SHEAF_LOG_INFO, "store_recovered",
                                 "dir=\"%s\"", store->dir);
                 store->degraded_told = false;
                 store->stats.degraded = 0;
                 store->stats.degraded_why = "";
-                disk->bytes = 0;
+                store->disk_short = (struct sheaf_shortage){ 0 };
+                store->read_short = (struct sheaf_shortage){ 0 };
         }
         /* At the limit others give way: then there never is free room. */
         if (store->stats.limit_reached && shortage_quiet(limit) &&
-                (limit->wrote || within_limit(store, limit->bytes))) {
+                (limit->worked || within_limit(store, limit->bytes))) {
                 store->stats.limit_reached = false;
                 limit->bytes = 0;
         }

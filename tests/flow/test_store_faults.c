@@ -101,3 +101,85 @@ Test(store_faults, nothing_wrong)
         healthy();
         flow_stop();
 }
+
+/* ---- writes fail ---- */
+
+#define WRITES "write,create,allocate,truncate,mkdir,unlink,rename,sync"
+
+/* Reads go on while each write fails with @error, status says @why, and
+ * afterwards caching resumes by itself. */
+static void writes_fail(const char *error, const char *why)
+{
+        make_set();
+        flow_faulty(WRITES " fail=%s\n", error);
+        read_all();
+        cr_assert(flow_until(10, status_says("the disk tier is degraded")),
+                "%s: %s", error, flow.last.out);
+        cr_assert(status_says(why), "%s: %s", error, flow.last.out);
+        forget_memory();
+        read_all();
+        cr_assert(flow_live());
+        flow_faulty("%s", "");
+        healthy();
+        flow_kill();
+        flow_start();
+        healthy();
+        flow_stop();
+}
+
+Test(store_faults, writes_give_eio)
+{
+        writes_fail("EIO", "the disk of the cache fails");
+}
+
+Test(store_faults, writes_give_enospc)
+{
+        writes_fail("ENOSPC", "full or at its floor");
+}
+
+Test(store_faults, writes_give_edquot)
+{
+        writes_fail("EDQUOT", "the quota on the disk");
+}
+
+Test(store_faults, writes_give_erofs)
+{
+        writes_fail("EROFS", "read-only");
+}
+
+/* ---- reads fail ---- */
+
+Test(store_faults, reads_give_eio)
+{
+        double errors;
+
+        make_set();
+        healthy();
+        errors = flow_stat("disk.io_errors");
+        flow_faulty("read path=/segments fail=EIO\n"
+                    "read path=/plain fail=EIO\n");
+        forget_memory();
+        read_all();
+        cr_assert_gt(flow_stat("disk.io_errors"), errors);
+        cr_assert(
+                status_says("the disk tier is degraded"), "%s", flow.last.out);
+        forget_memory();
+        read_all();
+        flow_faulty("%s", "");
+        healthy();
+        flow_stop();
+}
+
+/* The kernel's quota is not the cache's own limit, of large files alone too. */
+Test(store_faults, quota_for_large_files)
+{
+        make_set();
+        flow_faulty("create path=/plain fail=EDQUOT\n");
+        read_all();
+        cr_assert(flow_until(10, status_says("the quota on the disk")), "%s",
+                flow.last.out);
+        cr_assert_not(status_says("the disk limit is reached"));
+        flow_faulty("%s", "");
+        healthy();
+        flow_stop();
+}

@@ -154,7 +154,7 @@ Test(store, shortage_lasts_while_what_was_refused_does_not_fit)
         shortage->bytes = UINT64_C(1) << 60;
         for (uint64_t c = 1; c < v.listing.chunk_count; c++) {
                 cr_assert_eq(kit_write(&kit, &v, c), 0);
-                shortage->refused_ns = 0;
+                shortage->refused_ns = 1; /* long ago */
                 sheaf_space_settle(kit.store);
                 cr_assert_eq(kit_stats(&kit).degraded, -ENOSPC);
                 cr_assert_neq(*kit_stats(&kit).degraded_why, '\0');
@@ -163,8 +163,8 @@ Test(store, shortage_lasts_while_what_was_refused_does_not_fit)
         sheaf_space_settle(kit.store);
         cr_assert_eq(kit_stats(&kit).degraded, 0, "there is room now");
         /* Room alone is no proof that the disk takes anything. */
-        sheaf_space_degraded(kit.store, -ENOSPC);
-        shortage->refused_ns = 0;
+        cr_assert_eq(sheaf_space_failed(kit.store, -ENOSPC), -ENOSPC);
+        shortage->refused_ns = 1; /* long ago */
         sheaf_space_settle(kit.store);
         cr_assert_eq(kit_stats(&kit).degraded, -ENOSPC);
         kit_end(&kit);
@@ -214,7 +214,7 @@ Test(store, floor_and_no_disk_refuse_quietly)
         cr_assert_eq(kit_write(&kit, &v, 0), 0);
         sheaf_space_settle(kit.store);
         cr_assert_eq(kit_stats(&kit).degraded, -ENOSPC, "for some seconds");
-        kit.store->disk_short.refused_ns = 0;
+        kit.store->disk_short.refused_ns = 1; /* long ago */
         sheaf_space_settle(kit.store);
         cr_assert_eq(kit_stats(&kit).degraded, 0, "recovers by itself");
         kit_close(&kit);
@@ -223,6 +223,39 @@ Test(store, floor_and_no_disk_refuse_quietly)
         kit_open(&kit);
         kit_version_reopen(&kit, &v, 7);
         cr_assert_eq(kit_write(&kit, &v, 1), -EDQUOT);
+        kit_end(&kit);
+        kit_version_end(&v);
+}
+
+/* What the kernel refuses is not the limit of ours, and leaves no record. */
+Test(store, failed_writes_are_told_apart)
+{
+        static const uint64_t sizes[] = { 1000, 5 << 20 };
+        static const int errors[] = { -EDQUOT, -ENOSPC, -EROFS, -EIO };
+        struct kit kit;
+        struct kit_version v;
+
+        kit_begin(&kit, 256 * SHEAF_MIB);
+        kit_version(&kit, &v, 1, 7, sizes, 2, 1);
+        for (size_t i = 0; i < SHEAF_ARRAY_LEN(errors); i++) {
+                int want = errors[i] == -EDQUOT  ? -ENOSPC
+                           : errors[i] == -EROFS ? -EIO
+                                                 : errors[i];
+
+                for (uint64_t c = 0; c < 2; c++) {
+                        sheaf_disk_fault(kit.store->disk, SHEAF_DISK_WRITE,
+                                errors[i], 1);
+                        cr_assert_eq(kit_write(&kit, &v, c), want);
+                        cr_assert_eq(kit_stats(&kit).degraded, errors[i]);
+                        cr_assert_not(kit_stats(&kit).limit_reached);
+                }
+        }
+        cr_assert_eq(kit_stats(&kit).chunks, 0);
+        cr_assert_eq(kit_stats(&kit).payload_bytes, 0);
+        cr_assert_eq(kit_write_all(&kit, &v), v.listing.chunk_count);
+        kit_close(&kit);
+        kit_open(&kit);
+        cr_assert_eq(kit_stats(&kit).chunks, v.listing.chunk_count);
         kit_end(&kit);
         kit_version_end(&v);
 }
