@@ -1,0 +1,396 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Cohorts, jobs, the beginning of runs, and keeping jobs in step.
+ *
+ *  1 whoever begins an epoch begins it for all its mates that have bound
+ *    their last slot too: with the same permutation, so that what is fetched
+ *    from now on is offered to them
+ *  2 a job that begins within REACH of a mate takes that mate's permutation;
+ *    one of another speed never does: it would meet its own last order again
+ *  3 only the newest run of a job has strata: the byte a sample is the job's.
+ *    An older one, which some worker may still bind, falls back to strict */
+#include "daemon/epoch/order_impl.h"
+
+#include <math.h>
+
+#define SAME_SPEED .03
+#define REACH      50 /* a fiftieth of the epoch, or twice the look-ahead */
+/* Pacing: how much slower the leader binds, and after how many of its own
+ * intervals without a bind a mate holds nobody back. */
+#define PACE_GAIN       .3
+#define PACE_SILENT     3
+#define INTERVAL_WEIGHT .001
+
+int sheaf_cohort_new(const struct sheaf_cohort_config *config,
+        struct sheaf_cohort **ret_cohort)
+{
+        struct sheaf_cohort *cohort;
+
+        if (!config->samples || config->samples > SHEAF_SAMPLES_MAX)
+                return -EINVAL;
+        cohort = sheaf_new(struct sheaf_cohort, 1);
+        if (!cohort)
+                return -ENOMEM;
+        cohort->config = *config;
+        cohort->random = config->seed;
+        *ret_cohort = cohort;
+        return 0;
+}
+
+void sheaf_cohort_free(struct sheaf_cohort *cohort)
+{
+        free(cohort);
+}
+
+void sheaf_cohort_set_supply(
+        struct sheaf_cohort *cohort, double origin_rate, double cached)
+{
+        cohort->origin_rate = origin_rate;
+        cohort->cached = cached;
+}
+
+uint32_t sheaf_cohort_gap(const struct sheaf_cohort *cohort)
+{
+        uint32_t gap = 0;
+
+        for (struct sheaf_job *a = cohort->jobs; a; a = a->next)
+                for (struct sheaf_job *b = a->next; b; b = b->next)
+                        if (a->runs && b->runs &&
+                                a->runs->family == b->runs->family)
+                                gap = SHEAF_MAX(gap,
+                                        (uint32_t)labs(
+                                                (long)a->runs->bound_count -
+                                                (long)b->runs->bound_count));
+        return gap;
+}
+
+int sheaf_job_new(struct sheaf_cohort *cohort,
+        const struct sheaf_job_config *config, struct sheaf_job **ret_job)
+{
+        struct sheaf_job *job;
+
+        if (config->order == SHEAF_ORDER_WINDOW && !config->window)
+                return -EINVAL;
+        job = sheaf_new(struct sheaf_job, 1);
+        if (!job)
+                return -ENOMEM;
+        job->cohort = cohort;
+        job->config = *config;
+        if (config->order == SHEAF_ORDER_SHARED) {
+                job->bytes = sheaf_new(uint8_t, cohort->config.samples);
+                if (!job->bytes) {
+                        free(job);
+                        return -ENOMEM;
+                }
+        }
+        job->next = cohort->jobs;
+        cohort->jobs = job;
+        *ret_job = job;
+        return 0;
+}
+
+void sheaf_run_complete(struct sheaf_run *run)
+{
+        for (int s = 0; s < SHEAF_STRATA; s++) {
+                sheaf_queue_free(&run->offers[s]);
+                sheaf_queue_free(&run->owed[s]);
+        }
+        free(sheaf_steal(&run->block_first));
+        free(sheaf_steal(&run->unread));
+        free(sheaf_steal(&run->bound));
+}
+
+void sheaf_run_free(struct sheaf_run *run)
+{
+        if (!run)
+                return;
+        sheaf_run_complete(run);
+        free(run->replaced.entries);
+        free(run);
+}
+
+void sheaf_job_free(struct sheaf_job *job)
+{
+        struct sheaf_job **at;
+
+        if (!job)
+                return;
+        while (job->runs) {
+                struct sheaf_run *run = job->runs;
+
+                job->runs = run->older;
+                sheaf_run_free(run);
+        }
+        for (at = &job->cohort->jobs; *at != job; at = &(*at)->next)
+                ;
+        *at = job->next;
+        free(job->bytes);
+        free(job);
+}
+
+/* ---- mates and pace ---- */
+
+void sheaf_job_set_rate(struct sheaf_job *job, double rate)
+{
+        job->rate = rate;
+}
+
+bool sheaf_mates(const struct sheaf_job *a, const struct sheaf_job *b)
+{
+        const struct sheaf_cohort *cohort = a->cohort;
+        double supply;
+
+        if (a->config.order != SHEAF_ORDER_SHARED ||
+                b->config.order != SHEAF_ORDER_SHARED)
+                return false;
+        if (a->rate <= 0 || b->rate <= 0 ||
+                fabs(a->rate / b->rate - 1) < SAME_SPEED)
+                return true;
+        if (cohort->origin_rate <= 0 || !a->config.pace || !b->config.pace)
+                return false;
+        supply = cohort->origin_rate / fmax(1 - cohort->cached, 1e-9);
+        return a->rate > supply && b->rate > supply;
+}
+
+static double phase(const struct sheaf_job *job)
+{
+        return (double)job->runs->bound_count / job->cohort->config.samples;
+}
+
+static bool silent(const struct sheaf_job *job, int64_t now_ns)
+{
+        return (double)(now_ns - job->last_ns) >
+               PACE_SILENT * job->interval_ns * SHEAF_MAX(job->burst, 1);
+}
+
+void sheaf_job_bound(struct sheaf_job *job, int64_t now_ns)
+{
+        double passed, weight;
+
+        job->since_last++;
+        if (now_ns <= job->last_ns)
+                return;
+        passed = (double)(now_ns - job->last_ns) / job->since_last;
+        weight = fmin(INTERVAL_WEIGHT * job->since_last, .5);
+        if (job->last_ns)
+                job->interval_ns += (job->interval_ns > 0 ? weight : 1) *
+                                    (passed - job->interval_ns);
+        job->last_ns = now_ns;
+        job->burst = job->since_last;
+        job->since_last = 0;
+}
+
+int64_t sheaf_job_not_before(struct sheaf_job *job, int64_t now_ns)
+{
+        const double turn = 2 * 3.14159265358979323846;
+        double lead = 0, interval_ns = 0;
+        int count = 0;
+
+        if (!job->config.pace || !job->runs || job->interval_ns <= 0)
+                return now_ns;
+        for (struct sheaf_job *mate = job->cohort->jobs; mate;
+                mate = mate->next) {
+                if (mate != job && (!mate->runs || silent(mate, now_ns) ||
+                                           !sheaf_mates(mate, job)))
+                        continue;
+                lead += sin(turn * (phase(job) - phase(mate)));
+                interval_ns += mate->interval_ns;
+                count++;
+        }
+        if (count < 2 || lead <= 0)
+                return now_ns;
+        return job->last_ns +
+               (int64_t)(interval_ns / count * (job->since_last + 1) *
+                         (1 + PACE_GAIN * lead / count));
+}
+
+/* ---- beginning ---- */
+
+static uint32_t reach(const struct sheaf_job *job)
+{
+        return SHEAF_MAX(
+                job->cohort->config.samples / REACH, 2 * job->config.ahead);
+}
+
+/* The mate that began last, within reach; its run. */
+static const struct sheaf_run *leader(const struct sheaf_job *job)
+{
+        const struct sheaf_run *best = NULL;
+
+        for (struct sheaf_job *mate = job->cohort->jobs; mate;
+                mate = mate->next) {
+                const struct sheaf_run *run = mate->runs;
+
+                if (mate == job || !run || !sheaf_mates(mate, job) ||
+                        run->bound_count >= reach(job))
+                        continue;
+                if (!best || run->bound_count < best->bound_count)
+                        best = run;
+        }
+        return best;
+}
+
+static void choose_targets(struct sheaf_run *run)
+{
+        struct sheaf_job *job = run->job;
+        struct sheaf_cohort *cohort = job->cohort;
+        const struct sheaf_run *lead;
+        uint32_t n = cohort->config.samples;
+
+        if (job->config.order != SHEAF_ORDER_SHARED) {
+                run->family = ++cohort->families;
+                sheaf_permutation_init(
+                        &run->targets, n, job->config.seed, run->epoch);
+                return;
+        }
+        lead = leader(job);
+        if (lead) {
+                run->family = lead->family;
+                run->targets = lead->targets;
+                return;
+        }
+        run->family = ++cohort->families;
+        sheaf_permutation_init(
+                &run->targets, n, sheaf_random(&cohort->random), run->family);
+}
+
+static void stratify(struct sheaf_run *run)
+{
+        const struct sheaf_cohort_config *config = &run->job->cohort->config;
+        uint8_t *bytes = run->job->bytes;
+
+        if (run->older)
+                run->older->stratum = NULL; /* invariant 3 */
+        run->stratum = bytes;
+        for (uint32_t x = 0; x < config->samples; x++) {
+                uint8_t bin = bytes[x] >> SHEAF_BIN_SHIFT;
+                uint8_t cached = config->here(config->arg, x);
+
+                bytes[x] = (uint8_t)(bin << SHEAF_BIN_SHIFT |
+                                     cached * SHEAF_BINS | bin);
+        }
+}
+
+static int blocks(struct sheaf_run *run)
+{
+        uint32_t window = run->job->config.window, n = run->targets.n;
+        uint32_t count = n / window + 1;
+
+        run->block_first = sheaf_new(uint32_t, count);
+        if (!run->block_first)
+                return -ENOMEM;
+        for (uint32_t i = 0; i < count; i++)
+                run->block_first[i] = i * window;
+        return 0;
+}
+
+static int add_run(
+        struct sheaf_job *job, uint64_t epoch, struct sheaf_run **ret_run)
+{
+        uint32_t n = job->cohort->config.samples;
+        struct sheaf_run *run = sheaf_new(struct sheaf_run, 1);
+        int rc = run ? 0 : -ENOMEM;
+
+        if (rc < 0)
+                return rc;
+        run->job = job;
+        run->epoch = epoch;
+        run->unread = malloc(sheaf_bits_bytes(n));
+        run->bound = calloc(1, sheaf_bits_bytes(n));
+        if (!run->unread || !run->bound)
+                rc = -ENOMEM;
+        if (rc == 0) {
+                memset(run->unread, 0xff, sheaf_bits_bytes(n));
+                choose_targets(run);
+                if (job->config.order == SHEAF_ORDER_WINDOW)
+                        rc = blocks(run);
+        }
+        if (rc < 0) {
+                sheaf_run_free(run);
+                return rc;
+        }
+        run->older = job->runs;
+        job->runs = run;
+        if (job->config.order == SHEAF_ORDER_SHARED)
+                stratify(run);
+        *ret_run = run;
+        return 0;
+}
+
+static void end_oldest(struct sheaf_job *job)
+{
+        struct sheaf_run **at = &job->runs;
+        int count = 0;
+
+        for (struct sheaf_run *run = job->runs; run; run = run->older)
+                count++;
+        if (count <= SHEAF_RUNS_PER_JOB)
+                return;
+        while ((*at)->older)
+                at = &(*at)->older;
+        job->ended = SHEAF_MAX(job->ended, (*at)->epoch + 1);
+        sheaf_run_free(*at);
+        *at = NULL;
+}
+
+/* Invariant 1. A mate without memory begins later. */
+static void begin_mates(struct sheaf_job *job)
+{
+        for (struct sheaf_job *mate = job->cohort->jobs; mate;
+                mate = mate->next) {
+                struct sheaf_run *run = mate->runs;
+
+                if (mate == job || !run || !sheaf_mates(mate, job) ||
+                        run->bound_count < run->targets.n)
+                        continue;
+                if (add_run(mate, run->epoch + 1, &run) == 0)
+                        end_oldest(mate);
+        }
+}
+
+int sheaf_run_begin(
+        struct sheaf_job *job, uint64_t epoch, struct sheaf_run **ret_run)
+{
+        int rc;
+
+        for (struct sheaf_run *run = job->runs; run; run = run->older) {
+                /* begun by a mate: whichever epoch comes next */
+                if (run == job->runs && !run->named && !run->bound_count &&
+                        epoch >= run->epoch)
+                        run->epoch = epoch;
+                if (run->epoch == epoch) {
+                        run->named = true;
+                        *ret_run = run;
+                        return 0;
+                }
+        }
+        if (epoch < job->ended)
+                return -ESTALE;
+        rc = add_run(job, epoch, ret_run);
+        if (rc < 0)
+                return rc;
+        (*ret_run)->named = true;
+        end_oldest(job);
+        if (job->config.order == SHEAF_ORDER_SHARED)
+                begin_mates(job);
+        return 0;
+}
+
+size_t sheaf_cohort_memory(const struct sheaf_cohort *cohort)
+{
+        size_t n = cohort->config.samples, bytes = sizeof(*cohort);
+
+        for (struct sheaf_job *job = cohort->jobs; job; job = job->next) {
+                bytes += sizeof(*job) + (job->bytes ? n : 0);
+                for (struct sheaf_run *run = job->runs; run; run = run->older) {
+                        bytes += sizeof(*run);
+                        if (run->unread)
+                                bytes += 2 * sheaf_bits_bytes((uint32_t)n);
+                        bytes += run->replaced.cap * sizeof(uint64_t);
+                        for (int s = 0; s < SHEAF_STRATA; s++)
+                                bytes += ((size_t)run->offers[s].cap +
+                                                 run->owed[s].cap) *
+                                         sizeof(uint32_t);
+                }
+        }
+        return bytes;
+}
