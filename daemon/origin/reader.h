@@ -3,6 +3,7 @@
  *
  *   reader.c  becomes the owner, then serves
  *   serve.c   socket, worker threads, replies in batches
+ *   request.c what is taken from the daemon
  *   dir.c     opening below the root, chunks, probes
  *   walk.c    listing a tree
  *   fault.c   injected faults, in test builds
@@ -14,6 +15,7 @@
 #ifndef SHEAF_DAEMON_ORIGIN_READER_H
 #define SHEAF_DAEMON_ORIGIN_READER_H
 
+#include "daemon/origin/reader.pb-c.h"
 #include "proto/listing.h"
 
 #include <stdatomic.h>
@@ -83,6 +85,9 @@ struct sheaf_reader_walk {
 /* Lists the tree into a new memfd. 0; -ECANCELED; -errno. */
 SHEAF_MUST_CHECK int sheaf_reader_walk(const struct sheaf_reader_walk *walk,
         struct sheaf_reader_summary *ret_summary, int *ret_memfd);
+
+/* Whether every slot, length and path that the request names can be. */
+bool sheaf_reader_request_good(const SheafReader__Request *request);
 
 /* Serves SHEAF_READER_FD_SOCK until it hangs up. Does not return. */
 _Noreturn void sheaf_reader_serve(int threads);

@@ -271,9 +271,6 @@ static void take_reads(const SheafReader__Reads *reads)
                 const SheafReader__Read *read = reads->read[i];
                 struct job *job;
 
-                if (read->slot >= SHEAF_ORIGIN_SLOTS || !read->identity ||
-                        read->len_bytes > SHEAF_CHUNK_BYTES_MAX)
-                        abort();
                 job = make_job(read);
                 if (!job) {
                         post(&(struct result){ read->id, -ENOMEM, 0 },
@@ -355,8 +352,6 @@ static void take_list(const SheafReader__List *request)
 {
         if (lister.started)
                 pthread_join(lister.thread, NULL);
-        if (request->uuid.len != sizeof(lister.walk.uuid))
-                abort();
         atomic_store(&lister.cancelled, false);
         lister.id = request->id;
         lister.walk = (struct sheaf_reader_walk){
@@ -438,7 +433,7 @@ static void take_request(SheafReader__Request *request)
                 pthread_detach(thread);
                 return; /* freed there */
         default:
-                abort();
+                break;
         }
         sheaf_reader__request__free_unpacked(request, NULL);
 }
@@ -491,7 +486,7 @@ _Noreturn void sheaf_reader_serve(int threads)
                             sizeof(data), &len, fds, &fd_count) <= 0)
                         _exit(0);
                 request = sheaf_reader__request__unpack(NULL, len, data);
-                if (!request)
+                if (!request || !sheaf_reader_request_good(request))
                         abort();
                 take_request(request);
         }
