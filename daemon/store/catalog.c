@@ -262,8 +262,12 @@ int sheaf_catalog_each_segment(struct sheaf_catalog *catalog,
                 struct sheaf_catalog_segment segment;
 
                 rc = to_errno(mdb_cursor_get(cursor, &key, &value, MDB_NEXT));
-                if (rc || value.mv_size != sizeof(segment))
+                if (rc)
                         break;
+                /* Of another size it tells nothing: that segment's own
+                 * headers do. */
+                if (value.mv_size != sizeof(segment))
+                        continue;
                 memcpy(&segment, value.mv_data, sizeof(segment));
                 rc = each(arg, &segment);
         }
@@ -312,34 +316,40 @@ int sheaf_catalog_del(struct sheaf_catalog *catalog, const char *key)
         return write_one(catalog, catalog->records, key, NULL, 0);
 }
 
+/* Keys are ours, but for damage: one may be longer than any that we put, and
+ * may hold a NUL. */
+#define FOUND_KEY_MAX 511 /* of LMDB */
+
 struct found {
-        char key[KEY_BYTES_MAX + 1];
+        char key[FOUND_KEY_MAX + 1];
+        size_t key_bytes;
         void *value;
         size_t len_bytes;
 };
 
-/* The first record after @after (or from @prefix), copied out. */
+/* The first record after @after (NULL: from @prefix), copied out. */
 static int next_record(struct sheaf_catalog *catalog, const char *prefix,
-        const char *after, struct found *ret_found)
+        const struct found *after, struct found *ret_found)
 {
-        const char *from = after ? after : prefix;
-        MDB_val key = { strlen(from), (void *)from }, value;
+        MDB_val key = { strlen(prefix), (void *)prefix }, value;
         MDB_cursor *cursor;
         int rc = to_errno(mdb_txn_renew(catalog->reader));
 
         if (rc)
                 return rc;
+        if (after)
+                key = (MDB_val){ after->key_bytes, (void *)after->key };
         rc = to_errno(
                 mdb_cursor_open(catalog->reader, catalog->records, &cursor));
         if (rc)
                 goto out;
         rc = to_errno(mdb_cursor_get(
                 cursor, &key, &value, key.mv_size ? MDB_SET_RANGE : MDB_FIRST));
-        if (!rc && after && key.mv_size == strlen(after) &&
-                !memcmp(key.mv_data, after, key.mv_size))
+        if (!rc && after && key.mv_size == after->key_bytes &&
+                !memcmp(key.mv_data, after->key, key.mv_size))
                 rc = to_errno(mdb_cursor_get(cursor, &key, &value, MDB_NEXT));
         if (!rc &&
-                (key.mv_size > KEY_BYTES_MAX || key.mv_size < strlen(prefix) ||
+                (key.mv_size > FOUND_KEY_MAX || key.mv_size < strlen(prefix) ||
                         memcmp(key.mv_data, prefix, strlen(prefix))))
                 rc = -ENOENT;
         if (!rc) {
@@ -348,6 +358,7 @@ static int next_record(struct sheaf_catalog *catalog, const char *prefix,
                 if (copy) {
                         memcpy(ret_found->key, key.mv_data, key.mv_size);
                         ret_found->key[key.mv_size] = '\0';
+                        ret_found->key_bytes = key.mv_size;
                         memcpy(copy, value.mv_data, value.mv_size);
                         ret_found->value = copy;
                         ret_found->len_bytes = value.mv_size;
@@ -366,21 +377,19 @@ int sheaf_catalog_each(struct sheaf_catalog *catalog, const char *prefix,
                 size_t len_bytes),
         void *arg)
 {
-        char after[KEY_BYTES_MAX + 1];
-        bool first = true;
+        struct found pair[2];
+        int at = 0;
 
         /* Copies, so that @each may put and delete. */
-        for (;;) {
-                struct found found;
+        for (bool first = true;; first = false, at = !at) {
+                struct found *found = &pair[at];
                 int rc = next_record(
-                        catalog, prefix, first ? NULL : after, &found);
+                        catalog, prefix, first ? NULL : &pair[!at], found);
 
                 if (rc)
                         return rc == -ENOENT ? 0 : rc;
-                first = false;
-                strcpy(after, found.key);
-                rc = each(arg, found.key, found.value, found.len_bytes);
-                free(found.value);
+                rc = each(arg, found->key, found->value, found->len_bytes);
+                free(found->value);
                 if (rc)
                         return rc;
         }
@@ -404,7 +413,8 @@ int sheaf_catalog_next(
         mdb_txn_reset(catalog->reader);
         if (rc && rc != -ENOENT)
                 return rc;
-        number++;
+        if (++number == 0)
+                return -EOVERFLOW;
         rc = write_one(
                 catalog, catalog->counters, counter, &number, sizeof(number));
         if (!rc)
@@ -433,6 +443,7 @@ size_t sheaf_catalog_scan(struct sheaf_catalog *catalog,
         const struct sheaf_digest *after, struct sheaf_pending_item *ret_items,
         size_t max)
 {
+        static const struct sheaf_digest none; /* of no chunk */
         struct sheaf_digest from = *after;
         MDB_val key = { sizeof(from), &from }, value;
         MDB_cursor *cursor;
@@ -444,11 +455,13 @@ size_t sheaf_catalog_scan(struct sheaf_catalog *catalog,
         rc = mdb_cursor_open(catalog->reader, catalog->digests, &cursor);
         if (!rc) {
                 rc = mdb_cursor_get(cursor, &key, &value, MDB_SET_RANGE);
-                if (!rc && !memcmp(key.mv_data, after, sizeof(*after)))
+                if (!rc && key.mv_size == sizeof(*after) &&
+                        !memcmp(key.mv_data, after, sizeof(*after)))
                         rc = mdb_cursor_get(cursor, &key, &value, MDB_NEXT);
                 while (!rc && n < max) {
                         if (key.mv_size == sizeof(from) &&
-                                value.mv_size == sizeof(struct sheaf_place)) {
+                                value.mv_size == sizeof(struct sheaf_place) &&
+                                memcmp(key.mv_data, &none, sizeof(none))) {
                                 memcpy(&ret_items[n].digest, key.mv_data,
                                         key.mv_size);
                                 memcpy(&ret_items[n++].place, value.mv_data,
