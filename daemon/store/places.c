@@ -85,6 +85,7 @@ bool sheaf_places_alive(
 
         return segment && segment->generation == place->generation &&
                segment->state >= SHEAF_SEGMENT_OPEN &&
+               place->offset_bytes % SHEAF_DISK_PACK == 0 &&
                place->offset_bytes < store->segment_bytes;
 }
 

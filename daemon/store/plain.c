@@ -489,7 +489,8 @@ int sheaf_plain_load(struct sheaf_store *store, uint64_t node)
                 header.layout != SHEAF_DISK_LAYOUT || header.node != node ||
                 !sheaf_mac_good(store->mac, &header, sizeof(header)) ||
                 (uint64_t)st.st_size != header.size_bytes ||
-                !S_ISREG(st.st_mode) ||
+                !S_ISREG(st.st_mode) || !header.generation ||
+                header.generation > SHEAF_PLAIN_GEN_MASK ||
                 header.chunk_count != sheaf_chunk_count(header.size_bytes))
                 return -EBADMSG;
         plain = plain_new(node, header.size_bytes);

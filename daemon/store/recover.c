@@ -76,6 +76,21 @@ static int keep_learned(
         return 0;
 }
 
+/* The MAC says that we wrote it; this, that what follows from it stays inside
+ * the segment. */
+static bool entry_fits(
+        const struct sheaf_store *store, const struct sheaf_disk_entry *entry)
+{
+        return entry->offset_bytes >= SHEAF_DISK_PAGE &&
+               entry->offset_bytes % SHEAF_DISK_PACK == 0 && entry->raw_bytes &&
+               entry->raw_bytes <= SHEAF_CHUNK_BYTES_MAX &&
+               entry->offset_bytes < store->segment_bytes &&
+               entry->offset_bytes + sizeof(struct sheaf_disk_record) +
+                               entry->raw_bytes <=
+                       store->segment_bytes &&
+               sheaf_digest_known(&entry->digest);
+}
+
 static int take_entry(struct sheaf_store *store, struct sheaf_segment *segment,
         const struct sheaf_disk_entry *entry)
 {
@@ -86,11 +101,7 @@ static int take_entry(struct sheaf_store *store, struct sheaf_segment *segment,
         };
         int rc;
 
-        if (entry->offset_bytes < SHEAF_DISK_PAGE ||
-                entry->offset_bytes >= store->segment_bytes ||
-                entry->offset_bytes % SHEAF_DISK_PACK || !entry->raw_bytes ||
-                entry->raw_bytes > SHEAF_CHUNK_BYTES_MAX ||
-                !sheaf_digest_known(&entry->digest))
+        if (!entry_fits(store, entry))
                 return -EBADMSG;
         rc = sheaf_segment_note(segment, entry);
         if (rc)
@@ -108,6 +119,7 @@ static int read_summary(
         uint8_t right[SHEAF_DISK_MAC_BYTES];
         sheaf_autofree struct sheaf_disk_entry *entries = NULL;
         off_t at = (off_t)(store->segment_bytes - sizeof(footer));
+        uint64_t summary;
         size_t len;
 
         if (pread(fd, &footer, sizeof(footer), at) != (ssize_t)sizeof(footer))
@@ -116,9 +128,13 @@ static int read_summary(
                 footer.layout != SHEAF_DISK_LAYOUT ||
                 footer.number != segment->number ||
                 footer.generation != segment->generation ||
-                !sheaf_mac_good(store->mac, &footer, sizeof(footer)) ||
-                sheaf_disk_summary_bytes(footer.count) >
-                        store->segment_bytes - SHEAF_DISK_PAGE)
+                !sheaf_mac_good(store->mac, &footer, sizeof(footer)))
+                return -EBADMSG;
+        summary = sheaf_disk_summary_bytes(footer.count);
+        if (summary > store->segment_bytes - SHEAF_DISK_PAGE ||
+                footer.end_bytes < SHEAF_DISK_PAGE ||
+                footer.end_bytes % SHEAF_DISK_PACK ||
+                footer.end_bytes > store->segment_bytes - summary)
                 return -EBADMSG;
         len = footer.count * sizeof(*entries);
         entries = malloc(len + 1);
@@ -274,7 +290,8 @@ static int open_segment(struct sheaf_store *store, const struct known *known,
                 !header.generation ||
                 !sheaf_mac_good(store->mac, &header, sizeof(header)) ||
                 header.segment_bytes < SHEAF_SEGMENT_BYTES_MIN ||
-                header.segment_bytes > SHEAF_SEGMENT_BYTES_MAX)
+                header.segment_bytes > SHEAF_SEGMENT_BYTES_MAX ||
+                header.segment_bytes % SHEAF_DISK_PAGE)
                 return 0;
         /* The size of the first one found holds for the directory. */
         if (!store->segment_count)
@@ -337,17 +354,17 @@ static uint32_t segment_number(const char *name)
         return strcmp(again + strlen("segments/"), name) ? 0 : (uint32_t)number;
 }
 
-/* Node of "NODE" or "NODE.map". */
+/* Node of "NODE" or "NODE.map"; a node has one spelling. */
 static bool plain_node(const char *name, bool *ret_map, uint64_t *ret_node)
 {
-        char *end;
-        unsigned long long node = strtoull(name, &end, 16);
+        unsigned long long node = strtoull(name, NULL, 16);
+        size_t len = strlen(name);
+        char again[48];
 
-        if (end != name + 16 || (*end && strcmp(end, ".map")))
-                return false;
-        *ret_map = *end != '\0';
+        *ret_map = len > 4 && !strcmp(name + len - 4, ".map");
+        sheaf_plain_name(node, *ret_map ? ".map" : "", again);
         *ret_node = node;
-        return true;
+        return !strcmp(again + strlen("plain/"), name);
 }
 
 static int scan_segments(struct sheaf_store *store)
