@@ -12,7 +12,7 @@
 
 static int parse_unit(const char *text, uint64_t *ret_unit)
 {
-        static const char letters[] = "kmgtp";
+        static const char letters[] = "kmgtpe";
         uint64_t base = 1024, unit = 1;
         const char *at;
 

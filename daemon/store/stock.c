@@ -180,12 +180,13 @@ static void close_open(struct sheaf_space *space, uint32_t *open)
 {
         struct sheaf_arena *arena = space->arena;
         uint32_t seg = *open, ring = space->ring.count + space->ready.count;
-        struct sheaf_segment *segment = &arena->segs[seg];
         uint64_t left = arena->free.count + sheaf_arena_segs_left(arena);
         uint32_t need = ring_need(space);
+        struct sheaf_segment *segment;
 
         if (seg == SHEAF_NONE)
                 return;
+        segment = &arena->segs[seg];
         *open = SHEAF_NONE;
         segment->gap_count = 0;
         if (left + ring > need && left && stock_push(space, seg) == 0) {
