@@ -67,6 +67,39 @@ static struct sheaf_reg_dataset *dataset_new(
         return ds;
 }
 
+static bool name_valid(const char *name);
+
+/* Ours, under its own key. A name or a path that cannot have been given is
+ * damage, and would lead somewhere else. */
+static bool record_good(const char *key, const SheafRecord__Dataset *record)
+{
+        char own[KEY_CAP];
+
+        snprintf(own, sizeof(own), "dataset/%016llx",
+                (unsigned long long)record->id);
+        return !strcmp(own, key) && name_valid(record->name) &&
+               (!record->origin.len ||
+                       !memchr(record->origin.data, 0, record->origin.len));
+}
+
+/* Adds those that can be read; @ret_whole: all of them. */
+static int load_versions(struct sheaf_reg_dataset *ds, bool *ret_whole)
+{
+        const SheafRecord__Dataset *record = ds->record;
+
+        *ret_whole = true;
+        for (size_t i = 0; i < record->n_version; i++) {
+                SheafRecord__Version *version = record->version[i];
+
+                if (version->uuid.len != 16 ||
+                        sheaf_registry_version(ds, version->uuid.data))
+                        *ret_whole = false;
+                else if (!sheaf_registry_add_version(ds, version))
+                        return -ENOMEM;
+        }
+        return 0;
+}
+
 static int load_record(
         void *arg, const char *key, const void *value, size_t len_bytes)
 {
@@ -74,11 +107,15 @@ static int load_record(
         SheafRecord__Dataset *record =
                 sheaf_record__dataset__unpack(NULL, len_bytes, value);
         struct sheaf_reg_dataset *ds;
+        bool whole;
+        int rc;
 
-        if (!record) {
+        if (!record || !record_good(key, record)) {
                 sheaf_log(SHEAF_LOG_ERROR, "dataset record unreadable",
                         "key=%s", key);
                 registry->unreadable = true;
+                if (record)
+                        sheaf_record__dataset__free_unpacked(record, NULL);
                 return 0;
         }
         ds = sheaf_record_terminate(&record->origin)
@@ -88,17 +125,13 @@ static int load_record(
                 sheaf_record__dataset__free_unpacked(record, NULL);
                 return -ENOMEM;
         }
-        for (size_t i = 0; i < record->n_version; i++) {
-                if (record->version[i]->uuid.len != 16) {
-                        sheaf_log(SHEAF_LOG_ERROR, "version record unreadable",
-                                "key=%s", key);
-                        registry->unreadable = true;
-                        continue;
-                }
-                if (!sheaf_registry_add_version(ds, record->version[i]))
-                        return -ENOMEM;
+        rc = load_versions(ds, &whole);
+        if (!whole) {
+                sheaf_log(SHEAF_LOG_ERROR, "version record unreadable",
+                        "key=%s", key);
+                registry->unreadable = true;
         }
-        return 0;
+        return rc;
 }
 
 /* Whether a record names the version. */
