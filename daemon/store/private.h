@@ -7,6 +7,7 @@
  *   segment.c  table of segments;  append.c  filling them
  *   plain.c    large files;  plain_check.c  their hashing and leases
  *   version.c  flat arrays;  recover.c  what a start finds
+ *   probe.c    what the file system lacks
  *
  * Everything runs on the loop thread unless a comment says "pool". */
 #ifndef SHEAF_DAEMON_STORE_PRIVATE_H
@@ -407,6 +408,8 @@ static inline struct sheaf_read_private *sheaf_read_private(
         return (struct sheaf_read_private *)read->store_private;
 }
 
+/* Tells what the file system lacks. */
+void sheaf_store_probe(struct sheaf_store *store);
 void sheaf_store_finish_read(
         struct sheaf_store *store, struct sheaf_store_read *read, int rc);
 /* Completes a write on a later turn of the loop. */

@@ -99,6 +99,9 @@ static int disk_room(const struct sheaf_store *store, uint64_t bytes)
         bytes += store->reserved_bytes;
         if (fstatvfs(store->dir_fd, &fs))
                 return -errno;
+        /* One without a size (ramfs) cannot say what is free. */
+        if (!fs.f_blocks)
+                return 0;
         free_bytes = (uint64_t)fs.f_bavail * fs.f_frsize;
         if (free_bytes < bytes || free_bytes - bytes < store->floor_bytes)
                 return -ENOSPC;

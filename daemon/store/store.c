@@ -213,6 +213,8 @@ static int open_parts(
                 rc = sheaf_recover(store);
         if (!rc)
                 rc = start_handles(store);
+        if (!rc && store->bytes_max)
+                sheaf_store_probe(store);
         return rc;
 }
 

@@ -295,6 +295,17 @@ static int meet(enum op op, const char *path)
 
 /* ---- calls by path ---- */
 
+/* What was just made belongs to who asked for it. */
+static int own(const char *name)
+{
+        const struct fuse_context *context = fuse_get_context();
+
+        return fchownat(fs.root_fd, name, context->uid, context->gid,
+                       AT_SYMLINK_NOFOLLOW)
+                       ? -errno
+                       : 0;
+}
+
 static const char *below(const char *path)
 {
         return path[1] ? path + 1 : ".";
@@ -335,7 +346,8 @@ static int fs_mkdir(const char *path, mode_t mode)
 
         if (rc)
                 return rc;
-        return mkdirat(fs.root_fd, below(path), mode) ? -errno : 0;
+        return mkdirat(fs.root_fd, below(path), mode) ? -errno
+                                                      : own(below(path));
 }
 
 static int fs_unlink(const char *path)
@@ -362,7 +374,8 @@ static int fs_symlink(const char *target, const char *path)
 
         if (rc)
                 return rc;
-        return symlinkat(target, fs.root_fd, below(path)) ? -errno : 0;
+        return symlinkat(target, fs.root_fd, below(path)) ? -errno
+                                                          : own(below(path));
 }
 
 static int fs_link(const char *from, const char *to)
@@ -464,7 +477,9 @@ static int fs_create(const char *path, mode_t mode, struct fuse_file_info *fi)
 {
         int rc = meet(CREATE, path);
 
-        return rc ? rc : open_file(path, fi->flags | O_CREAT, mode, fi);
+        if (!rc)
+                rc = open_file(path, fi->flags | O_CREAT, mode, fi);
+        return rc ? rc : own(below(path));
 }
 
 static int fs_opendir(const char *path, struct fuse_file_info *fi)
