@@ -6,8 +6,11 @@
  *  2 every request ends by its deadline, also one that waits for a slot or
  *    for a reader
  *  3 a reader that owes a reply for longer than the deadline is killed; what
- *    else it had in work is sent once more to its successor
- *  4 callbacks may free the origin: after each one `freed` is looked at, and
+ *    else it had in work goes to its successors, a bounded number of times:
+ *    some files kill whoever reads them
+ *  4 a reader that somebody kills says nothing about the next one; three that
+ *    end by themselves before their first reply do
+ *  5 callbacks may free the origin: after each one `freed` is looked at, and
  *    the memory itself goes only when the loop has closed the handles
  *
  * Threads: loop thread only. */
@@ -22,7 +25,8 @@
 #define TICK_MAX_MS        500
 #define HOLD_OFF_FIRST_NS  (50 * SHEAF_NS_PER_MS)
 #define HOLD_OFF_DOUBLINGS 6
-#define BARREN_MAX         3 /* readers, then waiting requests are failed */
+#define BARREN_MAX         3  /* readers, then waiting requests are failed */
+#define LOSSES_MAX         64 /* readers that one request may lose */
 #define PROBE_SAMPLES      16
 
 static void pump(struct sheaf_origin *origin);
@@ -147,8 +151,7 @@ static void call_lost(struct sheaf_call_priv *priv, bool hung)
 {
         if (!priv || !priv->sent || priv->failed)
                 return;
-        if (!priv->retried) {
-                priv->retried = true;
+        if (++priv->losses <= (hung ? 1 : LOSSES_MAX)) {
                 priv->sent = false;
                 priv->heard_ns = sheaf_now_ns();
                 return;
@@ -171,11 +174,10 @@ static void reads_lost(
                 if (!priv)
                         continue;
                 priv->reader = NULL;
-                if (priv->retried) {
+                if (++priv->losses > (hung ? 1 : LOSSES_MAX)) {
                         sheaf_origin_fail_later(priv, hung ? -ETIMEDOUT : -EIO);
                         continue;
                 }
-                priv->retried = true;
                 priv->state = SHEAF_READ_QUEUED;
                 TAILQ_INSERT_HEAD(&origin->queue, priv, entry);
                 origin->queued++;
@@ -190,15 +192,12 @@ void sheaf_origin_reader_lost(struct sheaf_reader *reader, bool hung)
                 return;
         sheaf_log(SHEAF_LOG_WARN, "reader-lost", "pid=%d cause=%s in_flight=%u",
                 reader->pid, hung ? "hung" : "ended", reader->busy);
-        /* One that never answered would only die again. */
         if (reader->replies || hung)
                 origin->barren = 0;
-        else if (origin->barren < HOLD_OFF_DOUBLINGS)
-                origin->barren++;
+        else
+                reader->mute = true;
         origin->hold_off_ns =
-                origin->barren
-                        ? sheaf_now_ns() + (HOLD_OFF_FIRST_NS << origin->barren)
-                        : 0;
+                reader->mute ? sheaf_now_ns() + HOLD_OFF_FIRST_NS : 0;
         origin->reader = NULL;
         LIST_INSERT_HEAD(&origin->dying, reader, entry);
         origin->dying_count++;
@@ -206,11 +205,23 @@ void sheaf_origin_reader_lost(struct sheaf_reader *reader, bool hung)
         reads_lost(origin, reader, hung);
         call_lost(origin->list, hung);
         call_lost(origin->probe, hung);
-        if (origin->barren >= BARREN_MAX)
-                fail_waiting(origin, -EIO);
         if (reader->exited)
                 sheaf_origin_reader_exited(reader);
         sheaf_origin_kick(origin);
+}
+
+/* One that ended by itself and never answered would only do so again. */
+static void count_barren(
+        struct sheaf_origin *origin, const struct sheaf_reader *reader)
+{
+        if (!reader->mute || reader->shot)
+                return;
+        if (origin->barren < HOLD_OFF_DOUBLINGS)
+                origin->barren++;
+        origin->hold_off_ns =
+                sheaf_now_ns() + (HOLD_OFF_FIRST_NS << origin->barren);
+        if (origin->barren >= BARREN_MAX)
+                fail_waiting(origin, -EIO);
 }
 
 void sheaf_origin_reader_exited(struct sheaf_reader *reader)
@@ -229,6 +240,7 @@ void sheaf_origin_reader_exited(struct sheaf_reader *reader)
                 LIST_REMOVE(reader, entry);
                 origin->dying_count--;
                 reader->origin = NULL;
+                count_barren(origin, reader);
                 sheaf_origin_kick(origin);
         }
         sheaf_reader_settle(reader);

@@ -46,7 +46,7 @@ struct sheaf_read_priv {
         int rc; /* FAILED */
         uint32_t slot;
         uint8_t state;
-        bool retried;
+        uint8_t losses; /* readers that died with it in work */
 };
 _Static_assert(sizeof(struct sheaf_read_priv) <=
                        sizeof(((struct sheaf_origin_read *)0)->origin_private),
@@ -61,7 +61,8 @@ struct sheaf_call_priv {
         int64_t heard_ns; /* submitted, sent, or made progress */
         int64_t deadline_ns;
         int rc; /* when failed */
-        bool is_list, sent, retried, failed;
+        bool is_list, sent, failed;
+        uint8_t losses; /* readers that died with it in work */
 };
 _Static_assert(sizeof(struct sheaf_call_priv) <=
                        sizeof(((struct sheaf_origin_list *)0)->origin_private),
@@ -94,6 +95,8 @@ struct sheaf_reader {
         uv_poll_t sock_poll, pid_poll;
         int open_handles;
         bool killed, exited, abandoned, blocked;
+        bool mute; /* lost before its first reply */
+        bool shot; /* ended by SIGKILL, ours or another's */
         uint64_t replies;
         int64_t killed_ns;
         unsigned int held, busy; /* slots */

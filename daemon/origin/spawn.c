@@ -216,6 +216,7 @@ static void on_pid(uv_poll_t *poll, int status, int events)
                 errno != ECHILD)
                 return;
         reader->exited = true;
+        reader->shot = info.si_code == CLD_KILLED && info.si_status == SIGKILL;
         sheaf_origin_reader_exited(reader);
 }
 

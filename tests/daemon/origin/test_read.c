@@ -279,6 +279,33 @@ Test(origin_read, a_killed_reader_is_replaced_once)
         tree_free(&tree);
 }
 
+/* Somebody kills one reader after the other, before they say a word. */
+Test(origin_read, readers_killed_in_a_row_cost_no_read)
+{
+        struct tree_read read;
+        pid_t shot = 0;
+
+        tree_make(&tree);
+        tree_file(&tree, "slow", 1000);
+        begin("delay=100:slow", (struct tree_options){ 0 });
+        cr_assert_eq(tree_list(&tree, false), 0);
+        tree_read_begin(&tree, &read, "slow", 0);
+        for (int killed = 0; killed < 5 && !read.finished;) {
+                pid_t pid;
+
+                uv_run(&tree.loop, UV_RUN_ONCE);
+                pid = tree_stats(&tree).pid;
+                if (!pid || pid == shot)
+                        continue;
+                kill(pid, SIGKILL);
+                shot = pid;
+                killed++;
+        }
+        cr_assert_eq(tree_read_wait(&read), 0);
+        sheaf_origin_read_end(&read.read);
+        tree_free(&tree);
+}
+
 Test(origin_read, a_file_that_kills_readers_is_given_up)
 {
         tree_make(&tree);
@@ -288,7 +315,8 @@ Test(origin_read, a_file_that_kills_readers_is_given_up)
         cr_assert_eq(tree_list(&tree, false), 0);
         cr_assert_eq(tree_read(&tree, "crash", 0), -EIO);
         cr_assert_eq(tree_read(&tree, "good", 0), 0);
-        cr_assert_eq(tree_stats(&tree).starts, 3);
+        /* Three that say nothing, between the first and the last. */
+        cr_assert_eq(tree_stats(&tree).starts, 5);
         tree_free(&tree);
 }
 
