@@ -8,6 +8,7 @@
  *
  * Threads: as each function says in the header. */
 #include "client/attach.h"
+#include "proto/pages.h"
 
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -55,8 +56,7 @@ static int reserve(struct sheaf_attach *attach, struct sheaf_pin_map *ret_map)
                 return -ENOMEM;
         for (uint32_t i = 0; i < attach->extent_count; i++)
                 attach->extent[i].lock_fd = -1;
-        range = mmap(NULL, bytes, PROT_NONE,
-                MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        range = sheaf_pages_reserve(bytes);
         if (range == MAP_FAILED)
                 return -errno;
         attach->base = range;

@@ -9,6 +9,7 @@
  *
  * Threads: the service thread under the session's lock; counting: any. */
 #include "client/session.h"
+#include "proto/pages.h"
 
 #include <sys/stat.h>
 
@@ -27,7 +28,7 @@ static int map_fd(
                 bytes = (size_t)st.st_size;
         if (!bytes || st.st_size < (off_t)bytes)
                 return -EPROTO;
-        map = mmap(NULL, bytes, prot, MAP_SHARED, fd, 0);
+        map = sheaf_pages_map(bytes, prot, fd);
         if (map == MAP_FAILED)
                 return -errno;
         *ret_map = map;
@@ -44,7 +45,6 @@ static int map_table(
 
         if (rc)
                 return rc;
-        (void)madvise(map->table, map->table_bytes, MADV_HUGEPAGE);
         header = map->table;
         if (map->table_bytes < sizeof(*header) ||
                 header->magic != SHEAF_TABLE_MAGIC ||

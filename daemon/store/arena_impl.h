@@ -114,6 +114,7 @@ struct sheaf_arena_pool {
         struct sheaf_arena_shape shape;
         enum sheaf_pages pages;
         const char *pages_why;
+        uint32_t collapse_pause; /* segments taken in small pages */
         uint64_t bytes_mapped, bytes_dropped_held;
         struct sheaf_arena *arenas;
 };
@@ -216,8 +217,9 @@ int sheaf_extent_lock(const struct sheaf_extent *extent, int *ret_fd);
 void sheaf_extent_close(
         struct sheaf_arena_pool *pool, struct sheaf_extent *extent);
 /* Takes the pages of a range now; later writes cannot fail. */
-int sheaf_extent_populate(const struct sheaf_extent *extent,
-        uint64_t offset_bytes, uint64_t len_bytes);
+int sheaf_extent_populate(struct sheaf_arena_pool *pool,
+        const struct sheaf_extent *extent, uint64_t offset_bytes,
+        uint64_t len_bytes);
 /* What pages the system gives; @ret_why is static. */
 int sheaf_extent_probe(enum sheaf_pages wish, enum sheaf_pages *ret_pages,
         const char **ret_why);

@@ -11,15 +11,13 @@
  * Pages of a segment are taken when it is first used, by one call that can
  * fail, so that a write to it later cannot. Loop thread. */
 #include "daemon/store/arena_impl.h"
+#include "proto/pages.h"
 
 #include <fcntl.h>
 #include <stdio.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 
-#ifndef MADV_POPULATE_WRITE
-#define MADV_POPULATE_WRITE 23
-#endif
 #ifndef MFD_NOEXEC_SEAL
 #define MFD_NOEXEC_SEAL 8U
 #endif
@@ -27,8 +25,10 @@
 #define F_SEAL_FUTURE_WRITE 0x0010
 #endif
 
-#define HUGE_BYTES (UINT64_C(2) << 20)
-#define MFD_HUGE   (MFD_HUGETLB | 21U << MAP_HUGE_SHIFT)
+/* Segments that are taken in small pages after one for which the system had no
+ * huge ones: looking for them costs time. */
+#define COLLAPSE_PAUSE 64
+#define MFD_HUGE       (MFD_HUGETLB | 21U << MAP_HUGE_SHIFT)
 
 static int memfd_new(const char *name, unsigned int flags)
 {
@@ -52,7 +52,7 @@ static int memfd_map(const char *name, uint64_t bytes, unsigned int flags,
                 return fd;
         if (ftruncate(fd, (off_t)bytes) < 0)
                 return -errno;
-        map = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+        map = sheaf_pages_map(bytes, PROT_READ | PROT_WRITE, fd);
         if (map == MAP_FAILED)
                 return -errno;
         if (fcntl(fd, F_ADD_SEALS, seals) < 0) {
@@ -80,12 +80,13 @@ static bool huge_reserved(void)
         sheaf_autofd int fd = memfd_new("sheaf-probe", MFD_HUGE);
         void *map;
 
-        if (fd < 0 || ftruncate(fd, (off_t)HUGE_BYTES) < 0)
+        if (fd < 0 || ftruncate(fd, (off_t)SHEAF_HUGE_BYTES) < 0)
                 return false;
-        map = mmap(NULL, HUGE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+        map = mmap(NULL, SHEAF_HUGE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED,
+                fd, 0);
         if (map == MAP_FAILED)
                 return false;
-        munmap(map, HUGE_BYTES);
+        munmap(map, SHEAF_HUGE_BYTES);
         return true;
 }
 
@@ -106,6 +107,23 @@ static bool thp_allowed(void)
         return !strstr(text, "[never]") && !strstr(text, "[deny]");
 }
 
+/* Whether the kernel makes them of shared memory on request. */
+static bool collapses(void)
+{
+        sheaf_autofd int fd = memfd_new("sheaf-probe", 0);
+        bool made;
+        void *map;
+
+        if (fd < 0 || ftruncate(fd, (off_t)SHEAF_HUGE_BYTES) < 0)
+                return false;
+        map = sheaf_pages_map(SHEAF_HUGE_BYTES, PROT_READ | PROT_WRITE, fd);
+        if (map == MAP_FAILED)
+                return false;
+        made = sheaf_pages_collapse(map, SHEAF_HUGE_BYTES);
+        munmap(map, SHEAF_HUGE_BYTES);
+        return made;
+}
+
 int sheaf_extent_probe(enum sheaf_pages wish, enum sheaf_pages *ret_pages,
         const char **ret_why)
 {
@@ -123,7 +141,7 @@ int sheaf_extent_probe(enum sheaf_pages wish, enum sheaf_pages *ret_pages,
                 if (wish == SHEAF_PAGES_HUGETLB)
                         return -ENOMEM;
         }
-        if (thp_allowed()) {
+        if (thp_allowed() || collapses()) {
                 *ret_pages = SHEAF_PAGES_THP;
                 *ret_why = wish == SHEAF_PAGES_THP
                                    ? ""
@@ -135,8 +153,9 @@ int sheaf_extent_probe(enum sheaf_pages wish, enum sheaf_pages *ret_pages,
                 return -EOPNOTSUPP;
         *ret_pages = SHEAF_PAGES_SMALL;
         *ret_why = "no huge pages are reserved (vm.nr_hugepages), and "
-                   "/sys/kernel/mm/transparent_hugepage/shmem_enabled is not "
-                   "advise";
+                   "the kernel makes none on request (Linux 6.1, and "
+                   "/sys/kernel/mm/transparent_hugepage/shmem_enabled not "
+                   "deny)";
         return 0;
 }
 
@@ -189,8 +208,9 @@ int sheaf_extent_make(
                 rc = memfd_map(
                         "sheaf-arena", bytes, MFD_HUGE, seals, &fd, &map);
                 if (rc == -ENOMEM && pool->config.pages == SHEAF_PAGES_AUTO) {
-                        pages = thp_allowed() ? SHEAF_PAGES_THP
-                                              : SHEAF_PAGES_SMALL;
+                        pages = thp_allowed() || collapses()
+                                        ? SHEAF_PAGES_THP
+                                        : SHEAF_PAGES_SMALL;
                         pool->pages_why = "fewer huge pages are reserved than "
                                           "the arena needs (vm.nr_hugepages)";
                 }
@@ -223,11 +243,17 @@ void sheaf_extent_close(
         sheaf_close_p(&extent->lock_fd);
 }
 
-int sheaf_extent_populate(const struct sheaf_extent *extent,
-        uint64_t offset_bytes, uint64_t len_bytes)
+int sheaf_extent_populate(struct sheaf_arena_pool *pool,
+        const struct sheaf_extent *extent, uint64_t offset_bytes,
+        uint64_t len_bytes)
 {
         int rc;
 
+        if (extent->pages == SHEAF_PAGES_THP && pool->collapse_pause)
+                pool->collapse_pause--;
+        else if (extent->pages == SHEAF_PAGES_THP &&
+                 !sheaf_pages_collapse(extent->map + offset_bytes, len_bytes))
+                pool->collapse_pause = COLLAPSE_PAUSE;
         do {
                 rc = madvise(extent->map + offset_bytes, len_bytes,
                         MADV_POPULATE_WRITE);

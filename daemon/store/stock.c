@@ -230,7 +230,7 @@ static uint32_t take_free(struct sheaf_space *space)
         seg = arena->free.head;
         segment = &arena->segs[seg];
         if (!segment->populated &&
-                sheaf_extent_populate(
+                sheaf_extent_populate(arena->pool,
                         &arena->extents[seg / arena->segs_per_extent],
                         seg % arena->segs_per_extent * size, size) < 0)
                 return SHEAF_NONE;

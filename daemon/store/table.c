@@ -6,14 +6,10 @@
  *
  * Loop thread writes; clients read. */
 #include "daemon/store/arena_impl.h"
+#include "proto/pages.h"
 
 #include <assert.h>
 
-#ifndef MADV_POPULATE_WRITE
-#define MADV_POPULATE_WRITE 23
-#endif
-
-#define HUGE_BYTES (UINT64_C(2) << 20)
 
 #define FREE_BATCH 16384
 
@@ -56,10 +52,10 @@ int sheaf_table_new(struct sheaf_arena *arena, uint64_t serial,
         table->arena = arena;
         table->chunk_count = chunk_count;
         table->map_bytes = sheaf_table_bytes(chunk_count);
-        /* A large table is read at random: whole huge pages, where the
-         * kernel gives them, save a TLB miss a hit. */
-        if (table->map_bytes >= 2 * HUGE_BYTES)
-                table->map_bytes = sheaf_round_up(table->map_bytes, HUGE_BYTES);
+        /* A large table is read at random. */
+        if (table->map_bytes >= 2 * SHEAF_HUGE_BYTES)
+                table->map_bytes =
+                        sheaf_round_up(table->map_bytes, SHEAF_HUGE_BYTES);
         rc = table_id(arena, &table->id);
         if (rc < 0)
                 return rc;
@@ -67,8 +63,9 @@ int sheaf_table_new(struct sheaf_arena *arena, uint64_t serial,
                 "sheaf-table", table->map_bytes, true, &table->fd, &map);
         if (rc < 0)
                 return rc;
-        if (table->map_bytes >= 2 * HUGE_BYTES)
-                (void)madvise(map, table->map_bytes, MADV_HUGEPAGE);
+        if (table->map_bytes >= 2 * SHEAF_HUGE_BYTES &&
+                arena->pool->pages != SHEAF_PAGES_SMALL)
+                (void)sheaf_pages_collapse(map, table->map_bytes);
         /* Readers of holes would make pages, and pay for them. */
         if (madvise(map, table->map_bytes, MADV_POPULATE_WRITE))
                 memset(map, 0, table->map_bytes);

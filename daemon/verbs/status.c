@@ -132,7 +132,7 @@ static void of_memory(struct report *r)
         if (pool.pages == SHEAF_PAGES_SMALL)
                 condition(r, "small-pages", "shared memory has 4 KiB pages",
                         pool.pages_why,
-                        "reserve huge pages or set shmem_enabled to advise; "
+                        "reserve huge pages (vm.nr_hugepages); "
                         "see: sheaf doctor");
         if (d->config->memory_crowded)
                 condition(r, "memory-crowded", "memory may run out",

@@ -11,6 +11,7 @@
  * is no memcached, which works in a process of its own. */
 #include "client/pin.h"
 #include "daemon/store/arena.h"
+#include "proto/pages.h"
 
 #include <fcntl.h>
 #include <lmdb.h>
@@ -162,12 +163,11 @@ static void map_arena(struct bench *b, uint64_t extent_bytes)
         uint32_t end = sheaf_arena_extent_end(b->arena);
         struct sheaf_pin_map map = { .range_bytes = end * extent_bytes,
                 .shift = (unsigned int)__builtin_ctzll(extent_bytes) };
-        uint8_t *base = mmap(NULL, map.range_bytes, PROT_NONE,
-                MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        uint8_t *base = sheaf_pages_reserve(map.range_bytes);
         void *hazard = mmap(NULL, sizeof(struct sheaf_hazard),
                 PROT_READ | PROT_WRITE, MAP_SHARED, sheaf_pins_fd(b->pins), 0);
-        uint8_t *table = mmap(NULL, sheaf_table_bytes(b->chunks), PROT_READ,
-                MAP_SHARED, sheaf_table_fd(b->table), 0);
+        uint8_t *table = sheaf_pages_map(sheaf_table_bytes(b->chunks),
+                PROT_READ, sheaf_table_fd(b->table));
         uint64_t parts = map.range_bytes >> map.shift;
         int fd, lock_fd, rc;
 
@@ -175,8 +175,6 @@ static void map_arena(struct bench *b, uint64_t extent_bytes)
         if (base == MAP_FAILED || hazard == MAP_FAILED || table == MAP_FAILED ||
                 !b->state)
                 die("map", -ENOMEM);
-        /* As libsheaf does: huge pages where the kernel gives them. */
-        (void)madvise(table, sheaf_table_bytes(b->chunks), MADV_HUGEPAGE);
         for (uint32_t i = 0; i < end; i++) {
                 rc = sheaf_arena_extent(b->arena, i, &fd, &lock_fd);
                 if (rc < 0 ||

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Checks of kernel, memory and limits. Each tries the thing itself where it
  * can: versions and files only explain why it did not work. */
+#include "proto/pages.h"
 #include "proto/size.h"
 #include "tools/cli/doctor.h"
 
@@ -114,6 +115,23 @@ static uint64_t meminfo(const char *key)
         return value;
 }
 
+/* As the daemon asks for them. */
+static bool made_on_request(void)
+{
+        sheaf_autofd int fd = memfd_create("sheaf-doctor", MFD_CLOEXEC);
+        bool made;
+        void *map;
+
+        if (fd < 0 || ftruncate(fd, (off_t)SHEAF_HUGE_BYTES) < 0)
+                return false;
+        map = sheaf_pages_map(SHEAF_HUGE_BYTES, PROT_READ | PROT_WRITE, fd);
+        if (map == MAP_FAILED)
+                return false;
+        made = sheaf_pages_collapse(map, SHEAF_HUGE_BYTES);
+        munmap(map, SHEAF_HUGE_BYTES);
+        return made;
+}
+
 static void check_pages(struct doctor *doctor)
 {
         char thp[128] = "";
@@ -135,19 +153,22 @@ static void check_pages(struct doctor *doctor)
                     thp, sizeof(thp)))
                 snprintf(thp, sizeof(thp), "not in this kernel");
         chosen = strchr(thp, '[');
-        if (chosen && (!strncmp(chosen, "[always", 7) ||
-                              !strncmp(chosen, "[advise", 7) ||
-                              !strncmp(chosen, "[within", 7) ||
-                              !strncmp(chosen, "[force", 6)))
+        if (chosen && strncmp(chosen, "[never", 6) &&
+                strncmp(chosen, "[deny", 5))
                 doctor_line(doctor, DOCTOR_OK, "huge pages", NULL,
                         "none reserved; transparent ones for shared memory: "
                         "%s",
                         thp);
+        else if (made_on_request())
+                doctor_line(doctor, DOCTOR_OK, "huge pages", NULL,
+                        "none reserved; the kernel makes them of shared "
+                        "memory on request");
         else
                 doctor_line(doctor, DOCTOR_WARN, "huge pages",
-                        "echo advise > /sys/kernel/mm/transparent_hugepage/"
-                        "shmem_enabled, or reserve some with "
-                        "sysctl vm.nr_hugepages; " ARENA_PAGES_LIMIT,
+                        "Linux 6.1 or later makes them on request, unless "
+                        "/sys/kernel/mm/transparent_hugepage/shmem_enabled is "
+                        "deny; else reserve some with sysctl "
+                        "vm.nr_hugepages; " ARENA_PAGES_LIMIT,
                         "none reserved; transparent ones for shared memory: "
                         "%s",
                         thp);

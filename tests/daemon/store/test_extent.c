@@ -210,3 +210,38 @@ Test(extent, pages_are_told)
                 cr_expect_str_neq(stats.pages_why, "");
         sheaf_arena_pool_free(pool);
 }
+
+static unsigned long huge_kib(void)
+{
+        FILE *file = fopen("/proc/self/smaps_rollup", "re");
+        unsigned long kib = 0, more = 0;
+        char line[256];
+
+        cr_assert_not_null(file);
+        while (fgets(line, sizeof(line), file)) {
+                if (sscanf(line, "ShmemPmdMapped: %lu", &more) == 1 ||
+                        sscanf(line, "Shared_Hugetlb: %lu", &more) == 1 ||
+                        sscanf(line, "Private_Hugetlb: %lu", &more) == 1)
+                        kib += more;
+        }
+        fclose(file);
+        return kib;
+}
+
+Test(extent, segments_are_taken_in_huge_pages)
+{
+        struct rig rig = { 0 };
+        struct sheaf_arena_pool_stats stats;
+        sheaf_block block;
+        void *bytes;
+
+        rig_open(&rig, 64 * SHEAF_MIB, 100);
+        sheaf_arena_pool_stats(rig.pool, &stats);
+        cr_assert_eq(sheaf_arena_place(rig.space, 100000, &block, &bytes), 0);
+        if (stats.pages == SHEAF_PAGES_SMALL)
+                printf("SKIP: huge pages: %s\n", stats.pages_why);
+        else
+                cr_expect_geq(huge_kib(), 2048);
+        sheaf_arena_abort(rig.space, block);
+        rig_close(&rig);
+}
