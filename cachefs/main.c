@@ -267,8 +267,7 @@ static enum exit_code clear_place(const struct mount_args *args)
 /* A directory for the mount until it takes its place; only we see into it. */
 static enum exit_code make_staging(struct mount_args *args)
 {
-        static const char *const places[] = { "/run/sheaf-mount.XXXXXX",
-                "/tmp/sheaf-mount.XXXXXX" };
+        static const char *const places[] = { "/run", "/tmp" };
         struct sheaf_mount mount;
         bool ours;
         int rc = sheaf_mounts_at(args->dir, &mount);
@@ -281,17 +280,18 @@ static enum exit_code make_staging(struct mount_args *args)
         if (!ours)
                 return fail(EXIT_MOUNT, "%s: not a mount of Sheaf", args->dir);
         for (size_t i = 0; i < SHEAF_ARRAY_LEN(places); i++) {
-                sheaf_autofree char *dir = strdup(places[i]);
+                char *dir;
 
-                if (!dir || !mkdtemp(dir))
+                rc = sheaf_mounts_stage(places[i], &dir);
+                if (rc)
                         continue;
                 args->place = args->dir;
-                args->dir = sheaf_steal(&dir);
+                args->dir = dir;
                 return EXIT_DONE;
         }
         return fail(EXIT_MOUNT,
                 "no directory for the new mount in /run or /tmp: %s",
-                strerror(errno));
+                strerror(-rc));
 }
 
 static void remove_staging(const struct mount_args *args)

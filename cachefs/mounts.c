@@ -11,6 +11,7 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <signal.h>
 #include <stdio.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
@@ -352,6 +353,43 @@ int sheaf_mounts_replace(const char *from, const char *dir)
         /* In its place it is; should this fail, that was no failure. */
         umount2(from, UMOUNT_NOFOLLOW | MNT_DETACH);
         return 0;
+}
+
+/* What a process that was killed amid a refresh left below @parent. */
+static void sweep_stages(const char *parent)
+{
+        DIR *dir = opendir(parent);
+        struct dirent *entry;
+        char path[PATH_MAX];
+        int pid;
+
+        while (dir && (entry = readdir(dir))) {
+                if (sscanf(entry->d_name, "sheaf-mount.%d.", &pid) != 1 ||
+                        pid <= 0 || !kill(pid, 0) || errno != ESRCH)
+                        continue;
+                snprintf(path, sizeof(path), "%s/%s", parent, entry->d_name);
+                /* Not mounted, or another's: rmdir decides. */
+                (void)!sheaf_mounts_unmount(path, true);
+                rmdir(path);
+        }
+        if (dir)
+                closedir(dir);
+}
+
+int sheaf_mounts_stage(const char *parent, char **ret_dir)
+{
+        char path[PATH_MAX];
+
+        sweep_stages(parent);
+        snprintf(path, sizeof(path), "%s/sheaf-mount.%d.XXXXXX", parent,
+                (int)getpid());
+        if (!mkdtemp(path))
+                return -errno;
+        *ret_dir = strdup(path);
+        if (*ret_dir)
+                return 0;
+        rmdir(path);
+        return -ENOMEM;
 }
 
 int sheaf_mounts_detach_dead(const char *dir)

@@ -56,6 +56,11 @@ SHEAF_MUST_CHECK int sheaf_mounts_unmount(const char *dir, bool lazy);
 /* Whether this process may move mounts about (CAP_SYS_ADMIN, Linux 5.2). */
 bool sheaf_mounts_can_move(void);
 
+/* Makes an empty directory below @parent for a mount that will move from there
+ * or go, and takes away what processes that are dead left in such ones: the
+ * name has the pid of the caller. Freed by the caller. 0 or -errno. */
+SHEAF_MUST_CHECK int sheaf_mounts_stage(const char *parent, char **ret_dir);
+
 /* Puts the mount at @from in the place of Sheaf's mount at @dir, and takes
  * both from where they were; the old one lives on for those who use it. From
  * Linux 6.5 on @dir always shows one of the two; before, it is bare for a

@@ -518,3 +518,26 @@ Test(lifecycle, refresh_that_fails_leaves_the_old_mount)
         flow_umount(flow.mount);
         flow_stop();
 }
+
+/* What a refresh left that was killed between mounting and moving: the next
+ * one takes it away. */
+Test(lifecycle, refresh_clears_up_after_one_that_was_killed)
+{
+        pid_t dead = flow_fork(0, 0);
+        char left[64];
+
+        if (!dead)
+                _exit(0);
+        cr_assert_eq(flow_join(dead, 5), 0);
+        snprintf(left, sizeof(left), "/run/sheaf-mount.%d.abcdef", (int)dead);
+        begin_refresh();
+        flow_mount("data", left);
+        kill(flow_server(left), SIGKILL);
+        cr_assert(flow_until(5, flow_server(left) == 0));
+        cr_assert_eq(flow_mounted(left), 1);
+        flow_ok("sheaf mount --refresh %s", flow.mount);
+        cr_assert_eq(flow_mounted(left), 0);
+        cr_assert_neq(access(left, F_OK), 0);
+        flow_umount(flow.mount);
+        flow_stop();
+}

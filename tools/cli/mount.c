@@ -227,17 +227,16 @@ static int mount_quietly(const struct cli *cli, const struct plan *plan)
 static int try_out(const struct cli *cli, const struct plan *plan)
 {
         const char *runtime = getenv("XDG_RUNTIME_DIR");
+        sheaf_autofree char *dir = NULL;
         struct plan trial = *plan;
-        char dir[PATH_MAX];
-        int rc;
+        int rc = -ENOENT;
 
-        snprintf(dir, sizeof(dir), "%s/sheaf-mount.XXXXXX",
-                runtime && *runtime ? runtime : "/tmp");
-        if (!mkdtemp(dir)) {
-                snprintf(dir, sizeof(dir), "/tmp/sheaf-mount.XXXXXX");
-                if (!mkdtemp(dir))
-                        return cli_exit_of(errno);
-        }
+        if (runtime && *runtime)
+                rc = sheaf_mounts_stage(runtime, &dir);
+        if (rc)
+                rc = sheaf_mounts_stage("/tmp", &dir);
+        if (rc)
+                return cli_exit_of(-rc);
         trial.dir = dir;
         trial.foreground = false;
         rc = mount_quietly(cli, &trial);
