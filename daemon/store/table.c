@@ -10,7 +10,6 @@
 
 #include <assert.h>
 
-
 #define FREE_BATCH 16384
 
 static int table_id(struct sheaf_arena *arena, uint16_t *ret_id)
