@@ -86,7 +86,10 @@ bool sheaf_places_alive(
         return segment && segment->generation == place->generation &&
                segment->state >= SHEAF_SEGMENT_OPEN &&
                place->offset_bytes % SHEAF_DISK_PACK == 0 &&
-               place->offset_bytes < store->segment_bytes;
+               place->offset_bytes < store->segment_bytes &&
+               /* What a cut took is not claimed; one page of a segment that
+                * the catalog lists was read, and all of it is durable. */
+               (segment->cataloged || place->offset_bytes < segment->end_bytes);
 }
 
 int sheaf_places_find(struct sheaf_store *store,

@@ -248,6 +248,31 @@ void sheaf_plain_check(struct sheaf_store *store, struct sheaf_plain *plain)
         sheaf_disk_submit(store->disk, &check->io);
 }
 
+static void sync_name(
+        struct sheaf_store *store, uint64_t node, const char *suffix)
+{
+        char name[48];
+        sheaf_autofd int fd = -1;
+
+        sheaf_plain_name(node, suffix, name);
+        fd = openat(store->dir_fd, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+        if (fd >= 0 && fdatasync(fd))
+                store->stats.io_errors++;
+}
+
+void sheaf_plain_sync(struct sheaf_store *store)
+{
+        for (size_t b = 0; b < SHEAF_PLAIN_BUCKETS; b++) {
+                for (const struct sheaf_plain *p = store->plains[b]; p;
+                        p = p->next) {
+                        if (p->marked)
+                                continue;
+                        sync_name(store, p->node, "");
+                        sync_name(store, p->node, ".map");
+                }
+        }
+}
+
 /* struct mount_attr of the kernel; libc may lack it. */
 struct attr {
         uint64_t set, clear, propagation, userns_fd;

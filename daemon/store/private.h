@@ -260,6 +260,8 @@ void sheaf_plain_forget_chunk(
         struct sheaf_store *store, struct sheaf_plain *plain, uint64_t index);
 /* Hashes what was not written in this run, syncs and marks. */
 void sheaf_plain_check(struct sheaf_store *store, struct sheaf_plain *plain);
+/* Syncs files and maps that bear no mark: what a clean stop keeps. Blocks. */
+void sheaf_plain_sync(struct sheaf_store *store);
 /* Reads NODE.map; used by recovery. */
 SHEAF_MUST_CHECK int sheaf_plain_load(struct sheaf_store *store, uint64_t node);
 void sheaf_plain_deinit(struct sheaf_store *store);
@@ -300,6 +302,7 @@ struct sheaf_version {
         struct sheaf_tally *tally; /* by segment number */
         uint32_t tally_cap;
         bool foreign; /* has places in plain files of other nodes */
+        bool dirty;   /* the arrays were changed since they were opened */
         struct sheaf_version *next;
 };
 

@@ -275,6 +275,7 @@ static void sync_versions(struct sheaf_store *store)
                 if ((v->digests_fd >= 0 && fdatasync(v->digests_fd)) ||
                         (v->places_fd >= 0 && fdatasync(v->places_fd)))
                         store->stats.io_errors++;
+                v->dirty = false;
         }
 }
 
@@ -297,6 +298,7 @@ void sheaf_store_close(struct sheaf_store *store)
                 sheaf_places_commit(store, true);
         seal_all(store);
         sync_versions(store);
+        sheaf_plain_sync(store);
         while (store->defer_writes || store->defer_reads)
                 on_deferred(&store->deferred);
         sheaf_disk_drain(store->disk);

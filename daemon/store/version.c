@@ -7,7 +7,10 @@
  *    how much of that lies in each segment, so that giving up a segment
  *    costs O(1) a version
  *  3 a place is a claim: the record's header decides when it is read
- *  4 a chunk without a digest has no place */
+ *  4 a chunk without a digest has no place
+ *  5 arrays that were changed are synced when their version is closed, so
+ *    that a clean stop keeps what was learned; a cut of the power may lose
+ *    the last seconds, which recovery finds in the records */
 #include "daemon/store/private.h"
 
 #include <dirent.h>
@@ -184,6 +187,7 @@ void sheaf_version_unplace(struct sheaf_version *version, uint64_t chunk)
 {
         struct sheaf_place *place = &version->places[chunk];
 
+        version->dirty |= sheaf_place_set(place);
         if (counted(version, place)) {
                 if (!sheaf_place_plain(place)) {
                         struct sheaf_tally *tally =
@@ -208,6 +212,7 @@ void sheaf_version_place(struct sheaf_version *version, uint64_t chunk,
                 !count(version, chunk, &copy))
                 return;
         version->places[chunk] = copy;
+        version->dirty = true;
         if (sheaf_place_plain(&copy)) {
                 uint32_t entry;
 
@@ -277,6 +282,20 @@ void sheaf_version_plain_lost(
         }
 }
 
+/* Joins by digest what recovery found: the array may have been lost. */
+static void rejoin(struct sheaf_version *version, uint64_t chunk)
+{
+        const struct sheaf_place *place = sheaf_pending_find(
+                &version->store->pending, &version->digests[chunk]);
+        struct sheaf_place copy;
+
+        if (!place || !sheaf_place_set(place) ||
+                !sheaf_places_usable(version->store, place))
+                return;
+        copy = *place;
+        sheaf_version_place(version, chunk, &copy);
+}
+
 static void count_all(struct sheaf_version *version)
 {
         for (uint64_t c = 0; c < version->listing.chunk_count; c++) {
@@ -287,11 +306,12 @@ static void count_all(struct sheaf_version *version)
                         continue;
                 }
                 version->known++;
-                if (!sheaf_place_set(&place))
-                        continue;
                 version->places[c] = (struct sheaf_place){ 0 };
-                if (sheaf_places_usable(version->store, &place))
+                if (sheaf_place_set(&place) &&
+                        sheaf_places_usable(version->store, &place))
                         sheaf_version_place(version, c, &place);
+                else
+                        rejoin(version, c);
         }
 }
 
@@ -322,14 +342,40 @@ static int open_arrays(struct sheaf_version *version)
         return 0;
 }
 
+static void parted(struct sheaf_disk_io *io, int rc)
+{
+        (void)rc; /* what was not synced is learned again */
+        close(io->fd);
+        free(io);
+}
+
+/* Closes an array; one that was changed is synced behind. */
+static void part(struct sheaf_version *version, int *fd)
+{
+        struct sheaf_disk_io *io = NULL;
+
+        /* A store that closes has synced them. */
+        if (*fd >= 0 && version->dirty && !version->store->closing)
+                io = sheaf_new(struct sheaf_disk_io, 1);
+        if (!io) {
+                sheaf_close_p(fd);
+                return;
+        }
+        io->op = SHEAF_DISK_SYNC;
+        io->fd = sheaf_steal_fd(fd);
+        io->fixed = -1;
+        io->done = parted;
+        sheaf_disk_submit(version->store->disk, io);
+}
+
 static void version_free(struct sheaf_version *version)
 {
         if (version->digests)
                 munmap(version->digests, version->digests_bytes);
         if (version->places)
                 munmap(version->places, version->places_bytes);
-        sheaf_close_p(&version->digests_fd);
-        sheaf_close_p(&version->places_fd);
+        part(version, &version->digests_fd);
+        part(version, &version->places_fd);
         free(version->lens);
         free(version->large);
         free(version->tally);
@@ -515,8 +561,10 @@ const struct sheaf_digest *sheaf_version_digest(
 void sheaf_version_forget(struct sheaf_version *version, uint64_t chunk)
 {
         sheaf_version_unplace(version, chunk);
-        if (sheaf_digest_known(&version->digests[chunk]))
+        if (sheaf_digest_known(&version->digests[chunk])) {
+                version->dirty = true;
                 version->known--;
+        }
         memset(&version->digests[chunk], 0, sizeof(struct sheaf_digest));
 }
 
@@ -528,6 +576,7 @@ void sheaf_version_learn(struct sheaf_version *version, uint64_t chunk,
         if (!sheaf_digest_equal(&version->digests[chunk], digest)) {
                 sheaf_version_forget(version, chunk);
                 version->digests[chunk] = *digest;
+                version->dirty = true;
                 if (sheaf_digest_known(digest))
                         version->known++;
         }
