@@ -8,7 +8,8 @@
  *    changed until it is done */
 #include "daemon/store/private.h"
 
-#define BAD_SLOTS 16384 /* at most half are taken */
+#define BAD_SLOTS       16384 /* at most half are taken */
+#define COMMIT_AGAIN_NS (2 * SHEAF_NS_PER_SEC)
 
 struct commit {
         struct sheaf_disk_io io;
@@ -168,6 +169,7 @@ static void commit_failed(struct sheaf_store *store, int rc)
                                 &store->pending, &item->digest, &item->place))
                         break;
         }
+        store->commit_failed_ns = sheaf_now_ns();
         (void)sheaf_space_failed(store, rc);
 }
 
@@ -237,6 +239,10 @@ void sheaf_places_commit(struct sheaf_store *store, bool force)
         if (store->commit_running || !store->pending.count)
                 return;
         if (!force && store->pending.count < SHEAF_PENDING_BATCH)
+                return;
+        /* What failed just now is not tried at each turn. */
+        if (!store->closing && store->commit_failed_ns &&
+                sheaf_now_ns() - store->commit_failed_ns < COMMIT_AGAIN_NS)
                 return;
         commit = sheaf_new(struct commit, 1);
         if (!commit || collect_segments(store, commit)) {

@@ -360,7 +360,7 @@ static int begin(struct sheaf_store *store, struct sheaf_store_write *write,
         bool freed = true;
         int rc = sheaf_space_room(store, room);
 
-        while (rc == -EDQUOT && freed && group) {
+        while ((rc == -EDQUOT || rc == -ENOSPC) && freed && group) {
                 struct sheaf_segment *segment =
                         sheaf_space_reuse(store, group, &freed);
 

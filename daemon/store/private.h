@@ -371,7 +371,8 @@ struct sheaf_store {
         struct sheaf_version *versions;
         struct sheaf_pending pending, committing;
         bool commit_running, commit_wanted;
-        struct sheaf_place *bad; /* damaged places, a hash table */
+        int64_t commit_failed_ns; /* the last time; 0: never */
+        struct sheaf_place *bad;  /* damaged places, a hash table */
         size_t bad_count;
 
         uint64_t segment_disk_bytes, meta_bytes, version_meta_bytes;

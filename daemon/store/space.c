@@ -208,6 +208,17 @@ void sheaf_space_wrote(struct sheaf_store *store)
                 store->limit_short.worked = true;
 }
 
+static struct sheaf_segment *free_segment(const struct sheaf_store *store)
+{
+        for (uint32_t n = 1; n <= store->segment_top; n++) {
+                struct sheaf_segment *s = sheaf_segment_at(store, n);
+
+                if (s && s->state == SHEAF_SEGMENT_FREE && !s->busy)
+                        return s;
+        }
+        return NULL;
+}
+
 static bool disk_works(const struct sheaf_store *store)
 {
         const struct sheaf_shortage *disk = &store->disk_short;
@@ -215,7 +226,8 @@ static bool disk_works(const struct sheaf_store *store)
         /* Small writes that fit say nothing of the large one that did not. */
         return !disk->refused_ns ||
                (disk->worked && shortage_quiet(disk) &&
-                       (!disk->bytes || disk_room(store, disk->bytes) == 0));
+                       (!disk->bytes || free_segment(store) ||
+                               disk_room(store, disk->bytes) == 0));
 }
 
 static bool reads_work(const struct sheaf_store *store)
@@ -290,16 +302,13 @@ static bool plain_of(struct sheaf_store *store, uint64_t group)
 struct sheaf_segment *sheaf_space_reuse(struct sheaf_store *store,
         const struct sheaf_group *asker, bool *ret_freed)
 {
+        struct sheaf_segment *found = free_segment(store);
         struct sheaf_group *group;
         int64_t after_ns = INT64_MIN;
 
         *ret_freed = true;
-        for (uint32_t n = 1; n <= store->segment_top; n++) {
-                struct sheaf_segment *s = sheaf_segment_at(store, n);
-
-                if (s && s->state == SHEAF_SEGMENT_FREE && !s->busy)
-                        return s;
-        }
+        if (found)
+                return found;
         /* Without an asker nobody has to give way. */
         while (asker && (group = idle_group(store, asker, after_ns))) {
                 struct sheaf_segment *s = segment_of(store, group->id);

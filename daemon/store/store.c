@@ -10,6 +10,7 @@
 #include <fcntl.h>
 #include <stdio.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 
 #define TICK_MS      50
 #define COPIES_MAX   8
@@ -59,10 +60,15 @@ static int open_catalog(struct sheaf_store *store)
         return 0;
 }
 
-static uint64_t segment_bytes_for(uint64_t bytes_max)
+/* So small that some fit, in the limit and in the file system. */
+static uint64_t segment_bytes_for(const char *dir, uint64_t bytes_max)
 {
         uint64_t bytes = SHEAF_SEGMENT_BYTES_MAX;
+        struct statvfs fs;
 
+        if (dir && !statvfs(dir, &fs) && fs.f_blocks)
+                bytes_max = SHEAF_MIN(
+                        bytes_max, (uint64_t)fs.f_blocks * fs.f_frsize);
         while (bytes > SHEAF_SEGMENT_BYTES_MIN && bytes > bytes_max / 8)
                 bytes /= 2;
         return bytes;
@@ -165,7 +171,6 @@ static struct sheaf_store *store_new(const struct sheaf_store_config *config)
         store->loop = config->loop;
         store->bytes_max = config->bytes_max;
         store->floor_bytes = config->floor_bytes;
-        store->segment_bytes = segment_bytes_for(config->bytes_max);
         store->lock = (struct sheaf_lock)SHEAF_LOCK_NONE;
         store->dir_fd = -1;
         store->readonly_tree_fd = -1;
@@ -175,6 +180,7 @@ static struct sheaf_store *store_new(const struct sheaf_store_config *config)
         for (int c = 0; c < SHEAF_BUFFER_CLASSES; c++)
                 store->wait_tail[c] = &store->wait_reads[c];
         store->dir = realpath(config->dir, NULL);
+        store->segment_bytes = segment_bytes_for(store->dir, config->bytes_max);
         return store;
 }
 

@@ -452,14 +452,20 @@ static void add(
         }
         rc = sheaf_registry_create(conn->daemon->registry, &conn->who,
                 add->name, origin, msg->fds[0], add->follow, &ds);
+        if (rc && rc != -EEXIST && rc != -EINVAL) {
+                sheaf_conn_error(conn, id, rc,
+                        "dataset '%s' cannot be made: the cache directory "
+                        "takes no record of it: %s",
+                        add->name, strerror(-rc));
+                return;
+        }
         if (rc) {
                 sheaf_conn_error(conn, id, rc,
-                        rc == -EEXIST   ? "you have a dataset '%s' already; "
-                                          "sheaf update %s lists it anew"
-                        : rc == -EINVAL ? "'%s' is no name for a dataset: "
-                                          "printable, at most 200 bytes, not "
-                                          "beginning with - ~ / or ."
-                                        : "dataset '%s' cannot be made",
+                        rc == -EEXIST ? "you have a dataset '%s' already; "
+                                        "sheaf update %s lists it anew"
+                                      : "'%s' is no name for a dataset: "
+                                        "printable, at most 200 bytes, not "
+                                        "beginning with - ~ / or .",
                         add->name, add->name);
                 return;
         }
