@@ -8,20 +8,31 @@
  *    writes some 20 KiB
  *  3 a segment is listed in the transaction that holds its last record
  *  4 the map grows on the loop thread while no transaction is open
+ *  5 a damaged page ends the call that meets it, and no other reaches LMDB
+ *    from then on; the next start puts the database aside
  *
  * One reading transaction is kept and renewed by the loop thread. */
 #include "daemon/store/catalog.h"
 
+#include "daemon/log.h"
+#include "daemon/store/guard.h"
+
 #include <fcntl.h>
-#include <lmdb.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <sys/stat.h>
 
 #define KEY_BYTES_MAX 400
 
+/* Its presence in the directory tells the next start. */
+#define DAMAGED "damaged"
+
 struct sheaf_catalog {
         MDB_env *env;
+        char *dir;
+        atomic_bool damaged;
+        bool opened;                /* somebody relies on it */
+        struct sheaf_catalog *next; /* of those given up */
         MDB_dbi digests, records, counters, segments;
         MDB_txn *reader; /* reset between uses */
         _Atomic uint64_t written_bytes;
@@ -49,6 +60,38 @@ static int to_errno(int rc)
                 return rc > 0 ? -rc : -EIO;
         }
 }
+
+static void note_damage(struct sheaf_catalog *catalog)
+{
+        char path[4096];
+        int n = snprintf(path, sizeof(path), "%s/" DAMAGED, catalog->dir);
+        sheaf_autofd int fd = -1;
+
+        if (atomic_exchange(&catalog->damaged, true) || !catalog->opened)
+                return;
+        if (n > 0 && (size_t)n < sizeof(path))
+                fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+        sheaf_log(SHEAF_LOG_ERROR, "store_catalog_damaged",
+                "dir=\"%s\" remedy=\"restart sheafd: it puts the catalog aside "
+                "and finds cached bytes again\"",
+                catalog->dir);
+}
+
+/* A call into LMDB, which a damaged page must not turn into our end. */
+#define guarded(catalog, call)                                                 \
+        ({                                                                     \
+                int rc_ = -EBADMSG;                                            \
+                                                                               \
+                if (!atomic_load(&(catalog)->damaged)) {                       \
+                        if (!sigsetjmp(*sheaf_guard_begin(), 0)) {             \
+                                rc_ = (call);                                  \
+                                sheaf_guard_end();                             \
+                        }                                                      \
+                        if (rc_ == -EBADMSG)                                   \
+                                note_damage(catalog);                          \
+                }                                                              \
+                rc_;                                                           \
+        })
 
 /* Bytes that this thread has handed to write calls; 0 where not known. */
 static uint64_t thread_written(void)
@@ -120,28 +163,44 @@ static int open_tables(struct sheaf_catalog *catalog)
         return commit(catalog, txn);
 }
 
-int sheaf_catalog_open(
-        const char *dir, uint64_t map_bytes, struct sheaf_catalog **ret_catalog)
+/* Reads the small tables once: what is damaged there is found before anybody
+ * relies on it. Digests are found damaged when they are looked for. */
+static int read_through(struct sheaf_catalog *catalog)
 {
-        struct sheaf_catalog *catalog = sheaf_new(struct sheaf_catalog, 1);
-        int rc;
+        const MDB_dbi tables[] = { catalog->records, catalog->counters,
+                catalog->segments };
+        MDB_val key, value;
+        MDB_cursor *cursor;
+        int rc = to_errno(mdb_txn_renew(catalog->reader));
 
-        if (!catalog)
-                return -ENOMEM;
-        if (mkdir(dir, 0700) && errno != EEXIST) {
-                rc = -errno;
-                free(catalog);
-                return rc;
+        for (size_t i = 0; !rc && i < SHEAF_ARRAY_LEN(tables); i++) {
+                rc = to_errno(
+                        mdb_cursor_open(catalog->reader, tables[i], &cursor));
+                if (rc)
+                        break;
+                while (!(rc = mdb_cursor_get(cursor, &key, &value, MDB_NEXT)))
+                        ;
+                rc = rc == MDB_NOTFOUND ? 0 : to_errno(rc);
+                mdb_cursor_close(cursor);
         }
-        rc = to_errno(mdb_env_create(&catalog->env));
-        if (!rc)
-                rc = to_errno(mdb_env_set_maxdbs(catalog->env, 8));
+        mdb_txn_reset(catalog->reader);
+        return rc;
+}
+
+static int open_env(struct sheaf_catalog *catalog, uint64_t map_bytes)
+{
+        int rc = to_errno(mdb_env_create(&catalog->env));
+
+        if (rc)
+                return rc;
+        sheaf_guard_env(catalog->env);
+        rc = to_errno(mdb_env_set_maxdbs(catalog->env, 8));
         if (!rc)
                 rc = to_errno(mdb_env_set_mapsize(catalog->env,
                         sheaf_round_up(map_bytes, SHEAF_DISK_PAGE)));
         if (!rc)
-                rc = to_errno(mdb_env_open(
-                        catalog->env, dir, MDB_NOTLS | MDB_NORDAHEAD, 0600));
+                rc = to_errno(mdb_env_open(catalog->env, catalog->dir,
+                        MDB_NOTLS | MDB_NORDAHEAD, 0600));
         if (!rc)
                 rc = check_length(catalog);
         if (!rc)
@@ -149,27 +208,68 @@ int sheaf_catalog_open(
         if (!rc)
                 rc = to_errno(mdb_txn_begin(
                         catalog->env, NULL, MDB_RDONLY, &catalog->reader));
+        if (rc)
+                return rc;
+        mdb_txn_reset(catalog->reader);
+        return read_through(catalog);
+}
+
+/* Whether an earlier run met damage. */
+static bool noted(const char *dir)
+{
+        char path[4096];
+        int n = snprintf(path, sizeof(path), "%s/" DAMAGED, dir);
+
+        return n > 0 && (size_t)n < sizeof(path) && !access(path, F_OK);
+}
+
+int sheaf_catalog_open(
+        const char *dir, uint64_t map_bytes, struct sheaf_catalog **ret_catalog)
+{
+        struct sheaf_catalog *catalog;
+        int rc = sheaf_guard_setup();
+
+        if (rc)
+                return rc;
+        if (mkdir(dir, 0700) && errno != EEXIST)
+                return -errno;
+        if (noted(dir))
+                return -EBADMSG;
+        catalog = sheaf_new(struct sheaf_catalog, 1);
+        if (!catalog)
+                return -ENOMEM;
+        catalog->dir = strdup(dir);
+        rc = catalog->dir ? guarded(catalog, open_env(catalog, map_bytes))
+                          : -ENOMEM;
         if (rc) {
                 sheaf_catalog_close(catalog);
                 return rc;
         }
-        mdb_txn_reset(catalog->reader);
+        catalog->opened = true;
         *ret_catalog = catalog;
         return 0;
 }
 
 void sheaf_catalog_close(struct sheaf_catalog *catalog)
 {
+        static _Atomic(struct sheaf_catalog *) given_up;
+
         if (!catalog)
                 return;
+        /* Nothing can be said of the inside of such an environment. */
+        if (atomic_load(&catalog->damaged)) {
+                catalog->next = atomic_exchange(&given_up, catalog);
+                return;
+        }
         if (catalog->reader)
                 mdb_txn_abort(catalog->reader);
         if (catalog->env)
                 mdb_env_close(catalog->env);
+        free(catalog->dir);
         free(catalog);
 }
 
-int sheaf_catalog_find(struct sheaf_catalog *catalog,
+static int find(struct sheaf_catalog *catalog,
         const struct sheaf_digest *digest, struct sheaf_place *ret_place)
 {
         MDB_val key = { SHEAF_DIGEST_BYTES, (void *)digest }, value;
@@ -184,6 +284,12 @@ int sheaf_catalog_find(struct sheaf_catalog *catalog,
                 memcpy(ret_place, value.mv_data, sizeof(*ret_place));
         mdb_txn_reset(catalog->reader);
         return rc;
+}
+
+int sheaf_catalog_find(struct sheaf_catalog *catalog,
+        const struct sheaf_digest *digest, struct sheaf_place *ret_place)
+{
+        return guarded(catalog, find(catalog, digest, ret_place));
 }
 
 static int apply_items(struct sheaf_catalog *catalog, MDB_txn *txn,
@@ -212,7 +318,7 @@ static int apply_items(struct sheaf_catalog *catalog, MDB_txn *txn,
         return rc;
 }
 
-int sheaf_catalog_apply(struct sheaf_catalog *catalog,
+static int apply(struct sheaf_catalog *catalog,
         const struct sheaf_pending_item *items, size_t count,
         const struct sheaf_catalog_segment *segments, size_t segment_count)
 {
@@ -236,7 +342,15 @@ int sheaf_catalog_apply(struct sheaf_catalog *catalog,
         return commit(catalog, txn);
 }
 
-int sheaf_catalog_grow(struct sheaf_catalog *catalog)
+int sheaf_catalog_apply(struct sheaf_catalog *catalog,
+        const struct sheaf_pending_item *items, size_t count,
+        const struct sheaf_catalog_segment *segments, size_t segment_count)
+{
+        return guarded(
+                catalog, apply(catalog, items, count, segments, segment_count));
+}
+
+static int grow(struct sheaf_catalog *catalog)
 {
         MDB_envinfo info;
         int rc = mdb_env_info(catalog->env, &info);
@@ -246,7 +360,12 @@ int sheaf_catalog_grow(struct sheaf_catalog *catalog)
         return to_errno(rc);
 }
 
-int sheaf_catalog_each_segment(struct sheaf_catalog *catalog,
+int sheaf_catalog_grow(struct sheaf_catalog *catalog)
+{
+        return guarded(catalog, grow(catalog));
+}
+
+static int each_segment(struct sheaf_catalog *catalog,
         int (*each)(void *arg, const struct sheaf_catalog_segment *segment),
         void *arg)
 {
@@ -276,6 +395,13 @@ int sheaf_catalog_each_segment(struct sheaf_catalog *catalog,
         return rc == -ENOENT ? 0 : rc;
 }
 
+int sheaf_catalog_each_segment(struct sheaf_catalog *catalog,
+        int (*each)(void *arg, const struct sheaf_catalog_segment *segment),
+        void *arg)
+{
+        return guarded(catalog, each_segment(catalog, each, arg));
+}
+
 /* One small write to one table; grows the map when it must. */
 static int write_one(struct sheaf_catalog *catalog, MDB_dbi table,
         const char *key_text, const void *data, size_t len_bytes)
@@ -298,7 +424,7 @@ static int write_one(struct sheaf_catalog *catalog, MDB_dbi table,
                         mdb_txn_abort(txn);
                 else
                         rc = commit(catalog, txn);
-                if (rc == -EOVERFLOW && sheaf_catalog_grow(catalog))
+                if (rc == -EOVERFLOW && grow(catalog))
                         return -ENOSPC;
         }
         return rc;
@@ -307,13 +433,14 @@ static int write_one(struct sheaf_catalog *catalog, MDB_dbi table,
 int sheaf_catalog_put(struct sheaf_catalog *catalog, const char *key,
         const void *value, size_t len_bytes)
 {
-        return write_one(
-                catalog, catalog->records, key, value ? value : "", len_bytes);
+        return guarded(catalog, write_one(catalog, catalog->records, key,
+                                        value ? value : "", len_bytes));
 }
 
 int sheaf_catalog_del(struct sheaf_catalog *catalog, const char *key)
 {
-        return write_one(catalog, catalog->records, key, NULL, 0);
+        return guarded(
+                catalog, write_one(catalog, catalog->records, key, NULL, 0));
 }
 
 /* Keys are ours, but for damage: one may be longer than any that we put, and
@@ -359,8 +486,8 @@ static int next_record(struct sheaf_catalog *catalog, const char *prefix,
                         memcpy(ret_found->key, key.mv_data, key.mv_size);
                         ret_found->key[key.mv_size] = '\0';
                         ret_found->key_bytes = key.mv_size;
+                        ret_found->value = copy; /* the copy may fault */
                         memcpy(copy, value.mv_data, value.mv_size);
-                        ret_found->value = copy;
                         ret_found->len_bytes = value.mv_size;
                 } else {
                         rc = -ENOMEM;
@@ -383,8 +510,9 @@ int sheaf_catalog_each(struct sheaf_catalog *catalog, const char *prefix,
         /* Copies, so that @each may put and delete. */
         for (bool first = true;; first = false, at = !at) {
                 struct found *found = &pair[at];
-                int rc = next_record(
-                        catalog, prefix, first ? NULL : &pair[!at], found);
+                int rc = guarded(
+                        catalog, next_record(catalog, prefix,
+                                         first ? NULL : &pair[!at], found));
 
                 if (rc)
                         return rc == -ENOENT ? 0 : rc;
@@ -395,7 +523,7 @@ int sheaf_catalog_each(struct sheaf_catalog *catalog, const char *prefix,
         }
 }
 
-int sheaf_catalog_next(
+static int next_number(
         struct sheaf_catalog *catalog, const char *counter, uint64_t *ret_value)
 {
         MDB_val key = { strlen(counter), (void *)counter }, value;
@@ -422,26 +550,38 @@ int sheaf_catalog_next(
         return rc;
 }
 
+int sheaf_catalog_next(
+        struct sheaf_catalog *catalog, const char *counter, uint64_t *ret_value)
+{
+        return guarded(catalog, next_number(catalog, counter, ret_value));
+}
+
 uint64_t sheaf_catalog_written(const struct sheaf_catalog *catalog)
 {
         return atomic_load(&catalog->written_bytes);
 }
 
+static int stat_digests(struct sheaf_catalog *catalog, MDB_stat *ret_stat)
+{
+        int rc = to_errno(mdb_txn_renew(catalog->reader));
+
+        if (rc)
+                return rc;
+        rc = to_errno(mdb_stat(catalog->reader, catalog->digests, ret_stat));
+        mdb_txn_reset(catalog->reader);
+        return rc;
+}
+
 uint64_t sheaf_catalog_entries(struct sheaf_catalog *catalog)
 {
         MDB_stat stat = { 0 };
+        int rc = guarded(catalog, stat_digests(catalog, &stat));
 
-        if (mdb_txn_renew(catalog->reader))
-                return 0;
-        if (mdb_stat(catalog->reader, catalog->digests, &stat))
-                stat.ms_entries = 0;
-        mdb_txn_reset(catalog->reader);
-        return stat.ms_entries;
+        return rc ? 0 : stat.ms_entries;
 }
 
-size_t sheaf_catalog_scan(struct sheaf_catalog *catalog,
-        const struct sheaf_digest *after, struct sheaf_pending_item *ret_items,
-        size_t max)
+static int scan(struct sheaf_catalog *catalog, const struct sheaf_digest *after,
+        size_t max, struct sheaf_pending_item *ret_items, size_t *ret_n)
 {
         static const struct sheaf_digest none; /* of no chunk */
         struct sheaf_digest from = *after;
@@ -450,8 +590,9 @@ size_t sheaf_catalog_scan(struct sheaf_catalog *catalog,
         size_t n = 0;
         int rc;
 
-        if (mdb_txn_renew(catalog->reader))
-                return 0;
+        rc = to_errno(mdb_txn_renew(catalog->reader));
+        if (rc)
+                return rc;
         rc = mdb_cursor_open(catalog->reader, catalog->digests, &cursor);
         if (!rc) {
                 rc = mdb_cursor_get(cursor, &key, &value, MDB_SET_RANGE);
@@ -472,5 +613,16 @@ size_t sheaf_catalog_scan(struct sheaf_catalog *catalog,
                 mdb_cursor_close(cursor);
         }
         mdb_txn_reset(catalog->reader);
-        return n;
+        *ret_n = n;
+        return 0;
+}
+
+size_t sheaf_catalog_scan(struct sheaf_catalog *catalog,
+        const struct sheaf_digest *after, struct sheaf_pending_item *ret_items,
+        size_t max)
+{
+        size_t n = 0;
+        int rc = guarded(catalog, scan(catalog, after, max, ret_items, &n));
+
+        return rc ? 0 : n;
 }

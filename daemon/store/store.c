@@ -26,6 +26,7 @@ static int put_aside(struct sheaf_store *store)
 {
         unlinkat(store->dir_fd, "catalog.damaged/data.mdb", 0);
         unlinkat(store->dir_fd, "catalog.damaged/lock.mdb", 0);
+        unlinkat(store->dir_fd, "catalog.damaged/damaged", 0);
         unlinkat(store->dir_fd, "catalog.damaged", AT_REMOVEDIR);
         if (renameat(
                     store->dir_fd, "catalog", store->dir_fd, "catalog.damaged"))

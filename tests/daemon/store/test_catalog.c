@@ -181,3 +181,108 @@ Test(catalog, damage_needs_no_hand)
         damaged("truncate -s 7 key");
         damaged("rm key");
 }
+
+static int pass(void *arg, const char *key, const void *value, size_t len_bytes)
+{
+        (void)arg;
+        (void)key;
+        (void)value;
+        (void)len_bytes;
+        return 0;
+}
+
+static int pass_segment(void *arg, const struct sheaf_catalog_segment *segment)
+{
+        (void)arg;
+        (void)segment;
+        return 0;
+}
+
+/* 1 when a call met damage, or the opening did. */
+static unsigned int look_at_damaged(const char *path)
+{
+        static struct sheaf_pending_item items[400];
+        struct sheaf_digest first = { 0 };
+        struct sheaf_catalog *catalog;
+        struct sheaf_place place;
+        bool met;
+        size_t n;
+        int rc = sheaf_catalog_open(path, SHEAF_MIB, &catalog);
+
+        cr_assert(rc == 0 || rc == -EBADMSG);
+        if (rc)
+                return 1;
+        met = sheaf_catalog_each(catalog, "", pass, NULL) == -EBADMSG;
+        rc = sheaf_catalog_each_segment(catalog, pass_segment, NULL);
+        met |= rc == -EBADMSG;
+        n = sheaf_catalog_scan(catalog, &first, items, SHEAF_ARRAY_LEN(items));
+        for (size_t i = 0; i < n; i++) {
+                rc = sheaf_catalog_find(catalog, &items[i].digest, &place);
+                met |= rc == -EBADMSG;
+        }
+        for (int i = 0; i < 300; i++) {
+                memset(&first, i % 251, sizeof(first));
+                first.bytes[0] = (uint8_t)(i / 251);
+                first.bytes[1] = (uint8_t)(i % 251 + 1);
+                rc = sheaf_catalog_find(catalog, &first, &place);
+                cr_assert(rc == 0 || rc == -ENOENT || rc == -EIO ||
+                          rc == -EBADMSG);
+                met |= rc == -EBADMSG;
+        }
+        sheaf_catalog_close(catalog);
+        if (met)
+                cr_assert_eq(sheaf_catalog_open(path, SHEAF_MIB, &catalog),
+                        -EBADMSG);
+        return met;
+}
+
+static int remove_catalog(const char *path)
+{
+        char command[160];
+
+        snprintf(command, sizeof(command), "rm -rf %s", path);
+        return system(command);
+}
+
+/* Every page of a database is damaged in turn, as a disk would: no call ends
+ * the process, and what met damage is put aside by the next open. */
+Test(catalog, damaged_pages_end_calls_and_not_the_process)
+{
+        char dir[] = "/var/tmp/sheaf-catalog-XXXXXX", path[128], file[160];
+        struct sheaf_catalog *catalog;
+        struct sheaf_pending_item items[300] = { 0 };
+        unsigned int met = 0;
+
+        cr_assert_not_null(mkdtemp(dir));
+        snprintf(path, sizeof(path), "%s/catalog", dir);
+        snprintf(file, sizeof(file), "%s/data.mdb", path);
+        for (unsigned int page = 0; page < 12; page++) {
+                uint8_t noise[64];
+                FILE *data;
+
+                cr_assert_eq(sheaf_catalog_open(path, SHEAF_MIB, &catalog), 0);
+                for (size_t i = 0; i < SHEAF_ARRAY_LEN(items); i++) {
+                        memset(&items[i].digest, (int)(i % 251), 32);
+                        items[i].digest.bytes[0] = (uint8_t)(i / 251);
+                        items[i].digest.bytes[1] = (uint8_t)(i % 251 + 1);
+                        items[i].place.container = 1;
+                }
+                cr_assert_eq(sheaf_catalog_apply(catalog, items,
+                                     SHEAF_ARRAY_LEN(items), NULL, 0),
+                        0);
+                cr_assert_eq(
+                        sheaf_catalog_put(catalog, "dataset/1", "x", 1), 0);
+                sheaf_catalog_close(catalog);
+                /* Behind the page's number: flags, bounds, first offsets. */
+                memset(noise, 0xa5 + (int)page, sizeof(noise));
+                data = fopen(file, "r+");
+                cr_assert_not_null(data);
+                cr_assert_eq(fseek(data, page * 4096L + 10, SEEK_SET), 0);
+                cr_assert_eq(fwrite(noise, 1, sizeof(noise), data), 64);
+                cr_assert_eq(fclose(data), 0);
+                met += look_at_damaged(path);
+                cr_assert_eq(remove_catalog(path), 0);
+        }
+        cr_assert_gt(met, 0);
+        cr_assert_eq(rmdir(dir), 0);
+}

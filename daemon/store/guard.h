@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Calls into LMDB that survive a damaged database.
+ *
+ * LMDB trusts its file: a damaged page leads its pointers out of the map, or
+ * into an assertion. Either ends the call here with -EBADMSG, and not the
+ * daemon. What the call held is lost with it (a reader's slot, a lock), so
+ * the environment must not be used again: its owner puts it aside.
+ *
+ * Threads: any; a call is on one thread. */
+#ifndef SHEAF_DAEMON_STORE_GUARD_H
+#define SHEAF_DAEMON_STORE_GUARD_H
+
+#include "proto/base.h"
+
+#include <lmdb.h>
+#include <setjmp.h>
+
+/* Takes over SIGBUS and SIGSEGV, once in a process. Outside of guarded calls
+ * they do what they did before. */
+SHEAF_MUST_CHECK int sheaf_guard_setup(void);
+
+/* Assertions of @env end the guarded call. */
+void sheaf_guard_env(MDB_env *env);
+
+/* From here on faults of this thread jump to the buffer that is returned, for
+ * sigsetjmp(*..., 0) in a function that lasts until _end. Not nested. */
+sigjmp_buf *sheaf_guard_begin(void);
+void sheaf_guard_end(void);
+
+#endif
