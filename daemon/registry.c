@@ -92,6 +92,10 @@ static int load_versions(struct sheaf_reg_dataset *ds, bool *ret_whole)
                 SheafRecord__Version *version = record->version[i];
 
                 if (version->uuid.len != 16 ||
+                        version->listing_digest.len != SHEAF_DIGEST_BYTES ||
+                        (version->root_digest.len &&
+                                version->root_digest.len !=
+                                        SHEAF_DIGEST_BYTES) ||
                         sheaf_registry_version(ds, version->uuid.data))
                         *ret_whole = false;
                 else if (!sheaf_registry_add_version(ds, version))

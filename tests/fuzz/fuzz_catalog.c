@@ -1,17 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Anything as keys and values of the catalog's tables, put there behind its
- * back: what it gives out is what lies there, or an error.
+ * back, and then, in some inputs, flipped bits of the database file: what the
+ * catalog gives out is what lies there, or an error.
  *
  *  1 every iteration ends, in order, and passes nothing twice
  *  2 a place is found as it was put, or the answer is an error
  *  3 a counter never falls and never gives 0
- *  4 what is put afterwards is there, and gone when it was deleted */
+ *  4 what is put afterwards is there, and gone when it was deleted
+ *  5 of a damaged file no invariant but the last: every call ends, the process
+ *    goes on, and what met damage says so at the next open */
+#include "daemon/log.h"
 #include "daemon/store/catalog.h"
 #include "tests/fuzz/input.h"
 
 #include <lmdb.h>
+#include <sys/stat.h>
 
 #define RECORDS_MAX 24
+#define FLIPS_MAX   8
 
 static char path[96];
 static const char *const tables[] = { "digests", "records", "counters",
@@ -65,10 +71,77 @@ static void fill(struct fuzz_input *in)
                 fuzz_must(!mdb_dbi_open(txn, tables[i], MDB_CREATE, &dbi[i]));
                 fuzz_must(!mdb_drop(txn, dbi[i], 0));
         }
-        for (int i = 0; i < RECORDS_MAX && in->left; i++)
+        for (int i = fuzz_u8(in) % RECORDS_MAX; i >= 0 && in->left; i--)
                 put_raw(in, txn, dbi);
         fuzz_must(!mdb_txn_commit(txn));
         mdb_env_close(env);
+}
+
+/* Flips some bits of the file, in page headers for the most part. */
+static void flip(struct fuzz_input *in)
+{
+        int fd = openat(fuzz_dir(), "catalog/data.mdb", O_RDWR);
+        struct stat st;
+
+        fuzz_must(fd >= 0 && !fstat(fd, &st));
+        for (int i = fuzz_u8(in) % FLIPS_MAX; i >= 0; i--) {
+                uint32_t where = fuzz_u32(in);
+                off_t at = where % (uint32_t)st.st_size;
+                uint8_t byte;
+
+                if (where >> 31)
+                        at = at / 4096 * 4096 + at % 64;
+                fuzz_must(pread(fd, &byte, 1, at) == 1);
+                byte ^= fuzz_u8(in);
+                fuzz_must(pwrite(fd, &byte, 1, at) == 1);
+        }
+        close(fd);
+}
+
+static int on_any(
+        void *arg, const char *key, const void *value, size_t len_bytes)
+{
+        (void)key;
+        (void)value;
+        (void)len_bytes;
+        return ++*(int *)arg > RECORDS_MAX;
+}
+
+static int on_any_segment(
+        void *arg, const struct sheaf_catalog_segment *segment)
+{
+        (void)segment;
+        return ++*(int *)arg > RECORDS_MAX;
+}
+
+/* Uses a catalog whose file is damaged. */
+static void use_damaged(void)
+{
+        struct sheaf_digest after = { 0 };
+        struct sheaf_pending_item items[RECORDS_MAX];
+        struct sheaf_place place;
+        struct sheaf_catalog *catalog;
+        int records = 0, segments = 0, rc;
+        size_t n;
+        bool met;
+
+        if (sheaf_catalog_open(path, SHEAF_MIB, &catalog))
+                return;
+        rc = sheaf_catalog_each(catalog, "", on_any, &records);
+        met = rc == -EBADMSG;
+        rc = sheaf_catalog_each_segment(catalog, on_any_segment, &segments);
+        met |= rc == -EBADMSG;
+        n = sheaf_catalog_scan(catalog, &after, items, RECORDS_MAX);
+        for (size_t i = 0; i < n; i++) {
+                rc = sheaf_catalog_find(catalog, &items[i].digest, &place);
+                met |= rc == -EBADMSG;
+        }
+        /* Nothing is written: where LMDB edits a damaged page in memory of its
+         * own, no guard stands between. */
+        sheaf_catalog_close(catalog);
+        if (met)
+                fuzz_must(sheaf_catalog_open(path, SHEAF_MIB, &catalog) ==
+                          -EBADMSG);
 }
 
 static int on_record(
@@ -152,7 +225,14 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         size_t segments = 0;
         int rc;
 
+        sheaf_log_set_level((enum sheaf_log_level) - 1); /* none */
         fill(&in);
+        if (in.left) {
+                flip(&in);
+                use_damaged();
+                fuzz_remove(path);
+                return 0;
+        }
         fuzz_must(!sheaf_catalog_open(path, SHEAF_MIB, &catalog));
         rc = sheaf_catalog_each(catalog, "", on_record, &seen);
         fuzz_must(rc == 0 || rc == 1);
