@@ -27,6 +27,8 @@ struct sheaf_account {
         uint64_t grant;
         uint32_t conns, calls, copies;
         uint64_t queue_bytes, fetch_items, copy_bytes;
+        uint64_t turn_ms; /* the loop's time of this turn */
+        int64_t spent_ns; /* on its messages in this turn */
 };
 
 /* A copy for a client, in a memfd. */

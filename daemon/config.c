@@ -19,7 +19,9 @@
 #include <sys/statfs.h>
 #include <sys/statvfs.h>
 
-#define OWN_BYTES (64 * SHEAF_MIB)
+#define OWN_BYTES             (64 * SHEAF_MIB)
+#define USER_DATASETS_DEFAULT 4096
+#define USER_DATASETS_MAX     1000000
 
 #ifndef SHEAF_LIBEXECDIR
 #define SHEAF_LIBEXECDIR "/usr/libexec/sheaf"
@@ -44,6 +46,7 @@ static const char usage_text[] =
         "      --floor SIZE        free disk space to leave alone (default\n"
         "                          1GiB, or 5 % of a small disk)\n"
         "      --deadline SECONDS  bound on every read and wait (default 30)\n"
+        "      --user-datasets N   that one user may have (default 4096)\n"
         "      --pages WHAT        auto, hugetlb, thp or small\n"
         "      --no-uring          do disk I/O with threads\n"
         "      --fuse-cache        take a cache on a FUSE file system, which\n"
@@ -68,6 +71,7 @@ enum setting {
         DISK,
         FLOOR,
         DEADLINE,
+        USER_DATASETS,
         PAGES,
         NO_URING,
         FUSE_CACHE,
@@ -85,6 +89,7 @@ static const struct option options[] = {
         { "disk", required_argument, NULL, DISK },
         { "floor", required_argument, NULL, FLOOR },
         { "deadline", required_argument, NULL, DEADLINE },
+        { "user-datasets", required_argument, NULL, USER_DATASETS },
         { "pages", required_argument, NULL, PAGES },
         { "no-uring", no_argument, NULL, NO_URING },
         { "fuse-cache", no_argument, NULL, FUSE_CACHE },
@@ -207,6 +212,19 @@ static int set_pages(struct sheaf_config *config, const char *value)
         return bad("pages", value, "auto, hugetlb, thp or small");
 }
 
+static int set_user_datasets(struct sheaf_config *config, const char *value)
+{
+        char *end;
+        unsigned long count = strtoul(value, &end, 10);
+
+        if (*value < '0' || *value > '9' || *end || !count ||
+                count > USER_DATASETS_MAX)
+                return bad(
+                        "user-datasets", value, "a number from 1 to 1000000");
+        config->user_datasets = (uint32_t)count;
+        return 0;
+}
+
 static int apply(struct sheaf_config *config, int setting, const char *value)
 {
         switch (setting) {
@@ -229,6 +247,8 @@ static int apply(struct sheaf_config *config, int setting, const char *value)
                 return set_size(&config->floor_bytes, "floor", value);
         case DEADLINE:
                 return set_deadline(config, value);
+        case USER_DATASETS:
+                return set_user_datasets(config, value);
         case PAGES:
                 return set_pages(config, value);
         case NO_URING:
@@ -459,6 +479,7 @@ int sheaf_config_read(int argc, char **argv, struct sheaf_config *ret_config)
 {
         struct sheaf_config config = { .deadline_ms = 30000,
                 .disk_is_default = true,
+                .user_datasets = USER_DATASETS_DEFAULT,
                 .floor_bytes = UINT64_MAX };
         int opt, rc = 0;
 

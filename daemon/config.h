@@ -12,10 +12,11 @@ struct sheaf_config {
         char *reader;          /* the sheaf-reader executable */
         uint64_t memory_bytes; /* of all arenas */
         uint64_t disk_bytes;
-        bool disk_is_default; /* derived from free space at start */
-        uint64_t floor_bytes; /* free space left on the cache's disk */
-        uint32_t deadline_ms; /* bound of every read and wait */
-        bool memory_crowded;  /* with a cache on tmpfs, more than there is */
+        bool disk_is_default;   /* derived from free space at start */
+        uint64_t floor_bytes;   /* free space left on the cache's disk */
+        uint32_t deadline_ms;   /* bound of every read and wait */
+        uint32_t user_datasets; /* that one user may have */
+        bool memory_crowded;    /* with a cache on tmpfs, more than there is */
         enum sheaf_pages pages;
         bool foreground;
         bool no_uring;

@@ -5,6 +5,8 @@
  *    is mapped before an answer names a block in it
  *  2 a client that lets more than SHEAF_CONN_QUEUE_BYTES pile up is dropped
  *  3 after closing began nothing is sent or received
+ *  4 in each turn of the loop a user has so many milliseconds, however many
+ *    messages and connections: then it is the others' turn
  *
  * Threads: loop thread. */
 #include "daemon/server_internal.h"
@@ -17,26 +19,31 @@
 #include <stdio.h>
 
 #define MESSAGES_PER_TURN 16
+#define SPENT_PER_TURN_NS (2 * SHEAF_NS_PER_MS) /* on one user's messages */
 
 struct sheaf_out {
         TAILQ_ENTRY(sheaf_out) link;
-        Sheaf__Envelope *env; /* a copy of its own */
         int fds[SHEAF_WIRE_FDS_MAX];
-        size_t fd_count, bytes;
+        size_t fd_count, len;
+        uint8_t record[];
 };
+
+static size_t out_bytes(const struct sheaf_out *out)
+{
+        return sizeof(*out) + out->len;
+}
 
 static void unqueue(struct sheaf_conn *conn, struct sheaf_out *out)
 {
         TAILQ_REMOVE(&conn->queue, out, link);
-        conn->queue_bytes -= out->bytes;
-        conn->account->queue_bytes -= out->bytes;
+        conn->queue_bytes -= out_bytes(out);
+        conn->account->queue_bytes -= out_bytes(out);
 }
 
 static void out_free(struct sheaf_out *out)
 {
         for (size_t i = 0; i < out->fd_count; i++)
                 close(out->fds[i]);
-        sheaf__envelope__free_unpacked(out->env, NULL);
         free(out);
 }
 
@@ -66,20 +73,12 @@ static struct sheaf_out *out_new(
         const Sheaf__Envelope *env, const int *fds, size_t fd_count)
 {
         size_t len = sheaf__envelope__get_packed_size(env);
-        sheaf_autofree uint8_t *data = malloc(len);
-        struct sheaf_out *out = sheaf_new(struct sheaf_out, 1);
+        struct sheaf_out *out = calloc(1, sizeof(*out) + len);
 
-        if (!data || !out) {
-                free(out);
+        if (!out)
                 return NULL;
-        }
-        sheaf__envelope__pack(env, data);
-        out->env = sheaf__envelope__unpack(NULL, len, data);
-        out->bytes = len + 256;
-        if (!out->env) {
-                free(out);
-                return NULL;
-        }
+        sheaf__envelope__pack(env, out->record);
+        out->len = len;
         for (size_t i = 0; i < fd_count; i++) {
                 int fd = fcntl(fds[i], F_DUPFD_CLOEXEC, 0);
 
@@ -92,13 +91,32 @@ static struct sheaf_out *out_new(
         return out;
 }
 
+bool sheaf_conn_has_room(const struct sheaf_conn *conn)
+{
+        return conn->queue_bytes < SHEAF_CONN_QUEUE_BYTES / 4 &&
+               conn->account->queue_bytes < SHEAF_USER_QUEUE_BYTES / 2;
+}
+
+/* One long answer; each flush that leaves nothing goes on with another. */
+static void resume_one(struct sheaf_conn *conn)
+{
+        struct sheaf_call *call;
+
+        LIST_FOREACH (call, &conn->calls, link) {
+                if (!call->resume)
+                        continue;
+                call->resume(call);
+                return;
+        }
+}
+
 void sheaf_conn_flush(struct sheaf_conn *conn)
 {
         struct sheaf_out *out;
 
         while ((out = TAILQ_FIRST(&conn->queue))) {
-                int rc = sheaf_wire_send(
-                        conn->sock, out->env, out->fds, out->fd_count);
+                int rc = sheaf_wire_send_record(conn->sock, out->record,
+                        out->len, out->fds, out->fd_count);
 
                 if (try_later(rc))
                         return; /* the server's timer tries again */
@@ -109,13 +127,14 @@ void sheaf_conn_flush(struct sheaf_conn *conn)
                         return;
                 }
         }
+        resume_one(conn);
 }
 
 static bool queue_fits(
         const struct sheaf_conn *conn, const struct sheaf_out *out)
 {
-        return conn->queue_bytes + out->bytes <= SHEAF_CONN_QUEUE_BYTES &&
-               conn->account->queue_bytes + out->bytes <=
+        return conn->queue_bytes + out_bytes(out) <= SHEAF_CONN_QUEUE_BYTES &&
+               conn->account->queue_bytes + out_bytes(out) <=
                        SHEAF_USER_QUEUE_BYTES;
 }
 
@@ -153,8 +172,8 @@ void sheaf_conn_send(struct sheaf_conn *conn, const Sheaf__Envelope *env,
                 return;
         }
         TAILQ_INSERT_TAIL(&conn->queue, out, link);
-        conn->queue_bytes += out->bytes;
-        conn->account->queue_bytes += out->bytes;
+        conn->queue_bytes += out_bytes(out);
+        conn->account->queue_bytes += out_bytes(out);
 }
 
 void sheaf_conn_error(
@@ -227,6 +246,7 @@ int sheaf_call_begin(struct sheaf_conn *conn, uint64_t id,
         call->conn = conn;
         call->id = id;
         call->abandon = abandon;
+        call->resume = NULL;
         LIST_INSERT_HEAD(&conn->calls, call, link);
         conn->call_count++;
         conn->account->calls++;
@@ -418,6 +438,28 @@ static void dispatch(struct sheaf_conn *conn, struct sheaf_wire_msg *msg)
                 verb(conn, msg);
 }
 
+/* Whether the user's share of this turn is used up. What was not received is
+ * there in the next turn. */
+static bool had_its_turn(struct sheaf_conn *conn)
+{
+        uint64_t turn_ms = uv_now(conn->daemon->loop);
+
+        if (conn->account->turn_ms != turn_ms) {
+                conn->account->turn_ms = turn_ms;
+                conn->account->spent_ns = 0;
+        }
+        return conn->account->spent_ns > SPENT_PER_TURN_NS;
+}
+
+static void note_malformed(struct sheaf_conn *conn)
+{
+        conn->server->stats.bad_messages++;
+        if (sheaf_log_once(&conn->server->bad_once, 10 * SHEAF_NS_PER_SEC))
+                sheaf_log(SHEAF_LOG_WARN, "client dropped",
+                        "why=\"malformed message\" uid=%u pid=%d",
+                        conn->who.uid, conn->who.pid);
+}
+
 void sheaf_conn_readable(uv_poll_t *poll, int status, int events)
 {
         struct sheaf_conn *conn = poll->data;
@@ -427,27 +469,24 @@ void sheaf_conn_readable(uv_poll_t *poll, int status, int events)
                 sheaf_conn_close(conn);
                 return;
         }
-        for (int i = 0; i < MESSAGES_PER_TURN && !conn->closing; i++) {
+        for (int i = 0;
+                i < MESSAGES_PER_TURN && !conn->closing && !had_its_turn(conn);
+                i++) {
+                int64_t began_ns = sheaf_now_ns();
                 struct sheaf_wire_msg msg;
                 int rc = sheaf_wire_recv(conn->sock, &msg);
 
                 if (rc == -EAGAIN)
                         return;
                 if (rc <= 0) {
-                        if (rc == -EBADMSG) {
-                                conn->server->stats.bad_messages++;
-                                if (sheaf_log_once(&conn->server->bad_once,
-                                            10 * SHEAF_NS_PER_SEC))
-                                        sheaf_log(SHEAF_LOG_WARN,
-                                                "client dropped",
-                                                "why=\"malformed message\" "
-                                                "uid=%u pid=%d",
-                                                conn->who.uid, conn->who.pid);
-                        }
+                        if (rc == -EBADMSG)
+                                note_malformed(conn);
                         sheaf_conn_close(conn);
                         return;
                 }
                 dispatch(conn, &msg);
                 sheaf_wire_msg_free(&msg);
+                if (!conn->closing)
+                        conn->account->spent_ns += sheaf_now_ns() - began_ns;
         }
 }

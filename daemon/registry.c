@@ -171,6 +171,7 @@ int sheaf_registry_new(const struct sheaf_registry_config *config,
         registry->pool = config->pool;
         registry->fetcher = config->fetcher;
         registry->deadline_ns = config->deadline_ns;
+        registry->user_datasets = config->user_datasets;
         registry->switch_user = geteuid() == 0;
         registry->reader_path = strdup(config->reader_path);
         TAILQ_INIT(&registry->datasets);
@@ -310,6 +311,17 @@ struct sheaf_reg_dataset *sheaf_registry_first(struct sheaf_registry *registry)
         return TAILQ_FIRST(&registry->datasets);
 }
 
+struct sheaf_reg_dataset *sheaf_registry_next(
+        struct sheaf_registry *registry, uint64_t id)
+{
+        struct sheaf_reg_dataset *ds;
+
+        TAILQ_FOREACH (ds, &registry->datasets, link)
+                if (ds->record->id > id)
+                        return ds;
+        return NULL;
+}
+
 /* Splits "~OWNER/NAME". 0 no owner given, 1 given, -ENOENT no such user,
  * -ETIMEDOUT not known in time. */
 static int split_owner(const char *name, uid_t *uid, const char **rest)
@@ -428,14 +440,23 @@ int sheaf_registry_create(struct sheaf_registry *registry,
 {
         struct sheaf_reg_dataset *ds;
         SheafRecord__Dataset *record;
+        uint32_t count = 0;
         int rc;
 
         if (!name_valid(name))
                 return -EINVAL;
-        TAILQ_FOREACH (ds, &registry->datasets, link)
-                if (ds->record->owner_uid == owner->uid &&
-                        strcmp(ds->record->name, name) == 0)
+        TAILQ_FOREACH (ds, &registry->datasets, link) {
+                if (ds->record->owner_uid != owner->uid)
+                        continue;
+                if (strcmp(ds->record->name, name) == 0)
                         return -EEXIST;
+                count++;
+        }
+        /* A name that was removed counts while somebody still reads it. */
+        TAILQ_FOREACH (ds, &registry->leaving, link)
+                count += ds->record->owner_uid == owner->uid;
+        if (count >= registry->user_datasets)
+                return -EDQUOT;
         record = record_new(owner, name, origin_path, follow);
         if (!record)
                 return -ENOMEM;

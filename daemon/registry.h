@@ -114,6 +114,7 @@ struct sheaf_registry_config {
         struct sheaf_fetcher *fetcher;
         const char *reader_path;
         int64_t deadline_ns;
+        uint32_t user_datasets; /* of one user, at most */
 };
 
 /* Reads all records; datasets of an earlier run are there at once. */
@@ -132,6 +133,9 @@ SHEAF_MUST_CHECK int sheaf_registry_find(struct sheaf_registry *registry,
         const struct sheaf_principal *who, const char *name,
         struct sheaf_reg_dataset **ret_dataset);
 struct sheaf_reg_dataset *sheaf_registry_first(struct sheaf_registry *registry);
+/* The first with a larger id, NULL at the end. */
+struct sheaf_reg_dataset *sheaf_registry_next(
+        struct sheaf_registry *registry, uint64_t id);
 bool sheaf_registry_may_read(const struct sheaf_reg_dataset *dataset,
         const struct sheaf_principal *who);
 bool sheaf_registry_may_manage(const struct sheaf_reg_dataset *dataset,
@@ -143,7 +147,8 @@ void sheaf_registry_set_grant_check(struct sheaf_registry *registry,
 /* ---- making ---- */
 
 /* A dataset without a version yet, not yet recorded. @origin_fd is
- * duplicated. -EEXIST the owner has one of that name; -EINVAL bad name. */
+ * duplicated. -EEXIST the owner has one of that name; -EINVAL bad name;
+ * -EDQUOT the owner has as many as a user may have. */
 SHEAF_MUST_CHECK int sheaf_registry_create(struct sheaf_registry *registry,
         const struct sheaf_principal *owner, const char *name,
         const char *origin_path, int origin_fd, bool follow,

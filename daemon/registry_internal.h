@@ -17,6 +17,7 @@ struct sheaf_registry {
         struct sheaf_fetcher *fetcher;
         char *reader_path;
         int64_t deadline_ns;
+        uint32_t user_datasets;
         bool switch_user; /* we are root: readers become the owner */
         bool closing;     /* no reader is started any more */
         bool unreadable;  /* a record could not be read at the start */

@@ -54,6 +54,8 @@ struct sheaf_call {
         /* The client is gone or cancelled: give up; the call is unlinked
          * already and must not be answered. */
         void (*abandon)(struct sheaf_call *call);
+        /* Of a long answer, or NULL: the client has read what was sent. */
+        void (*resume)(struct sheaf_call *call);
 };
 
 /* An open dataset of a connection. */
@@ -175,6 +177,9 @@ void sheaf_conn_finding(struct sheaf_conn *conn, uint64_t id, const char *kind,
 SHEAF_MUST_CHECK int sheaf_call_begin(struct sheaf_conn *conn, uint64_t id,
         struct sheaf_call *call, void (*abandon)(struct sheaf_call *call));
 void sheaf_call_end(struct sheaf_call *call);
+/* A long answer goes on only as far as its client reads; else it waits for
+ * resume(). */
+bool sheaf_conn_has_room(const struct sheaf_conn *conn);
 
 /* Handle by number, or NULL after an error was sent. */
 struct sheaf_handle *sheaf_conn_handle(

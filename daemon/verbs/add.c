@@ -452,7 +452,7 @@ static void add(
         }
         rc = sheaf_registry_create(conn->daemon->registry, &conn->who,
                 add->name, origin, msg->fds[0], add->follow, &ds);
-        if (rc && rc != -EEXIST && rc != -EINVAL) {
+        if (rc && rc != -EEXIST && rc != -EINVAL && rc != -EDQUOT) {
                 sheaf_conn_error(conn, id, rc,
                         "dataset '%s' cannot be made: the cache directory "
                         "takes no record of it: %s",
@@ -461,11 +461,15 @@ static void add(
         }
         if (rc) {
                 sheaf_conn_error(conn, id, rc,
-                        rc == -EEXIST ? "you have a dataset '%s' already; "
-                                        "sheaf update %s lists it anew"
-                                      : "'%s' is no name for a dataset: "
-                                        "printable, at most 200 bytes, not "
-                                        "beginning with - ~ / or .",
+                        rc == -EEXIST   ? "you have a dataset '%s' already; "
+                                          "sheaf update %s lists it anew"
+                        : rc == -EDQUOT ? "'%s' is one too many: a user may "
+                                          "have so many datasets (sheafd "
+                                          "--user-datasets); see: sheaf ls, "
+                                          "sheaf rm"
+                                        : "'%s' is no name for a dataset: "
+                                          "printable, at most 200 bytes, not "
+                                          "beginning with - ~ / or .",
                         add->name, add->name);
                 return;
         }

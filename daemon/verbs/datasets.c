@@ -138,6 +138,52 @@ static void info_abandon(struct sheaf_call *call)
         free(info);
 }
 
+/* All that the client may see, as it reads; ids grow along the list. */
+struct list_call {
+        struct sheaf_call call; /* first */
+        uint64_t last;          /* id of the dataset that was sent last */
+};
+
+static void list_on(struct sheaf_call *call)
+{
+        struct list_call *list = (struct list_call *)call;
+        struct sheaf_conn *conn = call->conn;
+        uint64_t id = call->id;
+        struct sheaf_reg_dataset *ds =
+                sheaf_registry_next(conn->daemon->registry, list->last);
+
+        for (; ds; ds = TAILQ_NEXT(ds, link)) {
+                if (!sheaf_conn_has_room(conn))
+                        return;
+                list->last = ds->record->id;
+                if (sheaf_registry_may_read(ds, &conn->who))
+                        send_info(conn, id, ds, true);
+        }
+        sheaf_call_end(call);
+        free(list);
+        sheaf_conn_done(conn, id);
+}
+
+static void list_abandon(struct sheaf_call *call)
+{
+        free(call);
+}
+
+static void list_all(struct sheaf_conn *conn, uint64_t id)
+{
+        struct list_call *list = sheaf_new(struct list_call, 1);
+        int rc = list ? sheaf_call_begin(conn, id, &list->call, list_abandon)
+                      : -ENOMEM;
+
+        if (rc) {
+                free(list);
+                sheaf_conn_error(conn, id, rc, "too many requests at once");
+                return;
+        }
+        list->call.resume = list_on;
+        list_on(&list->call);
+}
+
 void sheaf_verb_list_datasets(
         struct sheaf_conn *conn, struct sheaf_wire_msg *msg)
 {
@@ -147,11 +193,7 @@ void sheaf_verb_list_datasets(
         struct info_call *info;
 
         if (!*name) {
-                ds = sheaf_registry_first(conn->daemon->registry);
-                for (; ds; ds = TAILQ_NEXT(ds, link))
-                        if (sheaf_registry_may_read(ds, &conn->who))
-                                send_info(conn, id, ds, true);
-                sheaf_conn_done(conn, id);
+                list_all(conn, id);
                 return;
         }
         ds = sheaf_conn_dataset(conn, id, name, false);

@@ -124,12 +124,17 @@ static void add_meter(struct sheet *s, const char *dataset, const char *client,
         const uint64_t words[8], const uint64_t ops[SHEAF_METER_OPS],
         bool zeros)
 {
+        bool mounted = false;
+
         for (size_t k = 0; k < 8; k++)
                 if (meter_names[k] && (words[k] || zeros))
                         add(s, meter_names[k], dataset, client, words[k],
                                 false);
+        /* Where nothing was mounted there is nothing to show. */
         for (size_t i = 0; i < SHEAF_METER_OP_COUNT; i++)
-                if (ops[i])
+                mounted |= ops[i];
+        for (size_t i = 0; i < SHEAF_METER_OP_COUNT; i++)
+                if (ops[i] || (zeros && mounted))
                         add(s, op_name(i), dataset, client, ops[i], false);
 }
 
@@ -281,10 +286,10 @@ static void store_metrics(struct sheet *s)
         struct sheaf_store_stats st;
 
         sheaf_store_stats(s->conn->daemon->store, &st);
-        gauge(s, "disk.bytes_max", "", st.bytes_max);
-        gauge(s, "disk.bytes", "", st.bytes_used);
         if (!sheaf_conn_sees_all(s->conn))
                 return;
+        gauge(s, "disk.bytes_max", "", st.bytes_max);
+        gauge(s, "disk.bytes", "", st.bytes_used);
         gauge(s, "disk.payload_bytes", "", st.payload_bytes);
         gauge(s, "disk.chunks", "", st.chunks);
         gauge(s, "disk.segments", "", st.segments);
@@ -338,41 +343,103 @@ static void server_metrics(struct sheet *s)
         counter(s, "fetch.hashed_bytes", "", fetch.hashed_bytes);
 }
 
-void sheaf_verb_get_stats(struct sheaf_conn *conn, struct sheaf_wire_msg *msg)
+static struct sheet *sheet_new(struct sheaf_conn *conn, uint64_t id)
 {
-        const char *name = msg->env->get_stats->name;
-        struct sheaf_reg_dataset *ds = NULL;
-        struct sheet *s;
+        struct sheet *s = sheaf_new(struct sheet, 1);
 
-        if (*name) {
-                ds = sheaf_conn_dataset(conn, msg->env->id, name, false);
-                if (!ds)
-                        return;
-        }
-        s = sheaf_new(struct sheet, 1);
         if (!s) {
-                sheaf_conn_error(conn, msg->env->id, -ENOMEM, "out of memory");
-                return;
+                sheaf_conn_error(conn, id, -ENOMEM, "out of memory");
+                return NULL;
         }
         s->conn = conn;
-        s->id = msg->env->id;
+        s->id = id;
         s->as_stats = true;
-        if (ds) {
-                dataset_metrics(s, ds);
-        } else {
-                ds = sheaf_registry_first(conn->daemon->registry);
-                for (; ds; ds = TAILQ_NEXT(ds, link))
-                        if (sheaf_registry_may_read(ds, &conn->who))
-                                dataset_metrics(s, ds);
-                removed_metrics(s);
-        }
-        if (!conn->who.grant) {
+        return s;
+}
+
+static void sheet_end(struct sheet *s)
+{
+        if (!s->conn->who.grant) {
                 arena_metrics(s);
                 store_metrics(s);
                 server_metrics(s);
         }
         sheet_send(s, false);
         free(s);
+}
+
+/* Everything, as the client reads it. */
+struct stats_call {
+        struct sheaf_call call; /* first */
+        uint64_t last;          /* id of the dataset that was told last */
+};
+
+static void stats_on(struct sheaf_call *call)
+{
+        struct stats_call *stats = (struct stats_call *)call;
+        struct sheaf_conn *conn = call->conn;
+        struct sheaf_reg_dataset *ds =
+                sheaf_registry_next(conn->daemon->registry, stats->last);
+        struct sheet *s;
+
+        if (!sheaf_conn_has_room(conn))
+                return;
+        s = sheet_new(conn, call->id);
+        for (; s && ds && sheaf_conn_has_room(conn);
+                ds = TAILQ_NEXT(ds, link)) {
+                stats->last = ds->record->id;
+                if (sheaf_registry_may_read(ds, &conn->who))
+                        dataset_metrics(s, ds);
+        }
+        if (s && ds) {
+                sheet_send(s, true);
+                free(s);
+                return;
+        }
+        sheaf_call_end(call);
+        free(stats);
+        if (!s)
+                return;
+        removed_metrics(s);
+        sheet_end(s);
+}
+
+static void stats_abandon(struct sheaf_call *call)
+{
+        free(call);
+}
+
+static void stats_all(struct sheaf_conn *conn, uint64_t id)
+{
+        struct stats_call *stats = sheaf_new(struct stats_call, 1);
+        int rc = stats ? sheaf_call_begin(conn, id, &stats->call, stats_abandon)
+                       : -ENOMEM;
+
+        if (rc) {
+                free(stats);
+                sheaf_conn_error(conn, id, rc, "too many requests at once");
+                return;
+        }
+        stats->call.resume = stats_on;
+        stats_on(&stats->call);
+}
+
+void sheaf_verb_get_stats(struct sheaf_conn *conn, struct sheaf_wire_msg *msg)
+{
+        const char *name = msg->env->get_stats->name;
+        struct sheaf_reg_dataset *ds;
+        struct sheet *s;
+
+        if (!*name) {
+                stats_all(conn, msg->env->id);
+                return;
+        }
+        ds = sheaf_conn_dataset(conn, msg->env->id, name, false);
+        s = ds ? sheet_new(conn, msg->env->id) : NULL;
+        if (!s)
+                return;
+        dataset_metrics(s, ds);
+        sheet_end(s);
 }
 
 int sheaf_stats_node(struct sheaf_conn *conn, void **ret_space,

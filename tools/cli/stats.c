@@ -118,7 +118,8 @@ static void print_tier(struct cli_table *table, const struct view *view,
         cli_table_add(table, "%s", tier);
         cli_table_add_count(table, (uint64_t)get(view, reads, "", ""));
         add_flow(table, view, get(view, bytes, "", ""));
-        if (used)
+        /* What others keep on disk is not for everybody. */
+        if (used && max > 0)
                 cli_table_add_size(table, (uint64_t)gauge(view, used, ""));
         else
                 cli_table_add(table, "-");
