@@ -101,28 +101,64 @@ static inline struct peer greet(void)
         return p;
 }
 
-/* Opens "data"; all descriptors that came along are in @fds: hazard array,
- * extents and locks, then listing, table, meter as the last three. */
-static inline uint32_t open_data(
-        struct peer *p, const char *name, int *fds, size_t *count)
+#define PEER_FDS_MAX 128
+
+/* What came with an open dataset: hazard array, extents and locks in turn,
+ * then listing, table, meter as the last three. */
+struct opened {
+        uint32_t handle;
+        int fds[PEER_FDS_MAX];
+        size_t count;
+};
+
+/* Opens dataset @name: 0, the daemon's -errno, -ECONNRESET. Asserts nothing. */
+static inline int open_quietly(
+        struct peer *p, const char *name, struct opened *ret_opened)
 {
         Sheaf__OpenDataset body = SHEAF__OPEN_DATASET__INIT;
         Sheaf__Envelope env;
         struct sheaf_wire_msg msg;
-        uint32_t handle;
+        int rc;
 
         body.name = (char *)name;
         body.map = true;
         env = envelope(p, SHEAF__ENVELOPE__BODY_OPEN_DATASET, &body);
-        *count = 0;
-        cr_assert_eq(sheaf_wire_send(p->sock, &env, NULL, 0), 0);
-        cr_assert_eq(await(p, env.id, &msg, fds, count), 0);
-        cr_assert_eq(msg.env->body_case, SHEAF__ENVELOPE__BODY_DATASET_OPENED);
-        handle = msg.env->dataset_opened->handle;
+        ret_opened->count = 0;
+        if (sheaf_wire_send(p->sock, &env, NULL, 0))
+                return -ECONNRESET;
+        rc = await(p, env.id, &msg, ret_opened->fds, &ret_opened->count);
+        if (rc)
+                return rc;
+        if (msg.env->body_case == SHEAF__ENVELOPE__BODY_ERROR)
+                rc = -msg.env->error->errno_value;
+        else if (msg.env->body_case != SHEAF__ENVELOPE__BODY_DATASET_OPENED)
+                rc = -EPROTO;
+        else
+                ret_opened->handle = msg.env->dataset_opened->handle;
         for (size_t i = 0; i < msg.fd_count; i++)
-                fds[(*count)++] = sheaf_wire_take_fd(&msg, i);
+                ret_opened->fds[ret_opened->count++] =
+                        sheaf_wire_take_fd(&msg, i);
         sheaf_wire_msg_free(&msg);
-        return handle;
+        return rc;
+}
+
+static inline void close_opened(struct opened *opened)
+{
+        for (size_t i = 0; i < opened->count; i++)
+                close(opened->fds[i]);
+        opened->count = 0;
+}
+
+/* The same, which must succeed. */
+static inline uint32_t open_data(
+        struct peer *p, const char *name, int *fds, size_t *count)
+{
+        struct opened opened;
+
+        cr_assert_eq(open_quietly(p, name, &opened), 0);
+        memcpy(fds, opened.fds, opened.count * sizeof(*fds));
+        *count = opened.count;
+        return opened.handle;
 }
 
 static inline Sheaf__Envelope fetch_of(struct peer *p, Sheaf__Fetch *body,

@@ -1,0 +1,455 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Floods: of messages, descriptors, connections, answers that nobody reads;
+ * clients that stop in the middle. Beside each an honest reader goes on. */
+#include "tests/flow/hostile.h"
+
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+
+TestSuite(floods, .init = hostile_begin, .fini = flow_fini, .timeout = 120);
+
+#define CONNECTIONS 5000
+#define MUTE        8 /* connections that never read */
+
+static struct peer greet_quietly(void)
+{
+        struct peer p = { .sock = sheaf_wire_connect(flow.socket) };
+
+        HOSTILE_NEED(p.sock >= 0 && hello(&p) == 0, 80);
+        return p;
+}
+
+/* Runs @work as another user until it exits. */
+static void by_stranger(const char *test, void (*work)(void))
+{
+        pid_t pid = hostile_fork(HOSTILE_STRANGER);
+
+        cr_assert(pid >= 0);
+        if (!pid) {
+                work();
+                _exit(0);
+        }
+        hostile_join(pid, 60);
+        hostile_end_as(test, "");
+}
+
+static size_t pack(struct peer *p, Sheaf__Envelope__BodyCase body, void *of,
+        uint8_t *record)
+{
+        Sheaf__Envelope env = envelope(p, body, of);
+
+        return sheaf__envelope__pack(&env, record);
+}
+
+/* ---- descriptors ---- */
+
+#define KERNEL_FDS_MAX 253
+
+/* One record with @n descriptors, more than the protocol has. */
+static int send_many_fds(int sock, const void *record, size_t len, size_t n)
+{
+        static union {
+                struct cmsghdr align;
+                char bytes[CMSG_SPACE(sizeof(int) * KERNEL_FDS_MAX)];
+        } space;
+        struct iovec iov = { .iov_base = (void *)record, .iov_len = len };
+        struct msghdr msg = { .msg_iov = &iov,
+                .msg_iovlen = 1,
+                .msg_control = &space,
+                .msg_controllen = CMSG_SPACE(sizeof(int) * n) };
+        struct cmsghdr *cmsg = CMSG_FIRSTHDR(&msg);
+        static int fds[KERNEL_FDS_MAX];
+
+        cmsg->cmsg_level = SOL_SOCKET;
+        cmsg->cmsg_type = SCM_RIGHTS;
+        cmsg->cmsg_len = CMSG_LEN(sizeof(int) * n);
+        for (size_t i = 0; i < n; i++)
+                fds[i] = sock;
+        memcpy(CMSG_DATA(cmsg), fds, sizeof(int) * n);
+        return sendmsg(sock, &msg, MSG_NOSIGNAL) < 0 ? -errno : 0;
+}
+
+static void flood_descriptors(void)
+{
+        Sheaf__GetStats stats = SHEAF__GET_STATS__INIT;
+        int fds[SHEAF_WIRE_FDS_MAX];
+        uint8_t record[64];
+
+        while (!hostile_long_enough()) {
+                struct peer p = greet_quietly();
+                struct sheaf_wire_msg msg;
+                size_t len;
+
+                for (size_t i = 0; i < SHEAF_WIRE_FDS_MAX; i++)
+                        fds[i] = p.sock;
+                for (int i = 0; i < 20; i++)
+                        HOSTILE_NEED(
+                                call(&p,
+                                        envelope(&p,
+                                                SHEAF__ENVELOPE__BODY_GET_STATS,
+                                                &stats),
+                                        fds, SHEAF_WIRE_FDS_MAX) == 0,
+                                1);
+                len = pack(&p, SHEAF__ENVELOPE__BODY_GET_STATS, &stats, record);
+                HOSTILE_NEED(
+                        !send_many_fds(p.sock, record, len, KERNEL_FDS_MAX), 2);
+                HOSTILE_NEED(
+                        await(&p, p.id, &msg, NULL, NULL) == -ECONNRESET, 3);
+                close(p.sock);
+        }
+}
+
+Test(floods, descriptors)
+{
+        by_stranger(__func__, flood_descriptors);
+}
+
+/* ---- messages ---- */
+
+static void drain(struct peer *p)
+{
+        struct sheaf_wire_msg msg;
+
+        while (sheaf_wire_recv(p->sock, &msg) == 1)
+                sheaf_wire_msg_free(&msg);
+}
+
+/* As fast as the socket takes them; what comes back is read. */
+static void flood_messages(void)
+{
+        struct peer p[4];
+        Sheaf__GetStats stats = SHEAF__GET_STATS__INIT;
+        Sheaf__GetStatus status = SHEAF__GET_STATUS__INIT;
+        Sheaf__ListDatasets list = SHEAF__LIST_DATASETS__INIT;
+        Sheaf__Cancel cancel = SHEAF__CANCEL__INIT;
+        struct opened opened[4];
+        uint64_t item = UINT64_C(1) << 24;
+        Sheaf__Fetch fetch;
+        unsigned long sent = 0;
+
+        for (size_t i = 0; i < SHEAF_ARRAY_LEN(p); i++) {
+                p[i] = greet_quietly();
+                HOSTILE_NEED(!open_quietly(&p[i], "data", &opened[i]), 1);
+                fcntl(p[i].sock, F_SETFL, O_NONBLOCK);
+        }
+        while (!hostile_long_enough() || sent < 5000) {
+                struct peer *q = &p[sent % SHEAF_ARRAY_LEN(p)];
+                Sheaf__Envelope env[] = {
+                        envelope(q, SHEAF__ENVELOPE__BODY_GET_STATS, &stats),
+                        envelope(q, SHEAF__ENVELOPE__BODY_GET_STATUS, &status),
+                        envelope(q, SHEAF__ENVELOPE__BODY_LIST_DATASETS, &list),
+                        fetch_of(q, &fetch,
+                                opened[sent % SHEAF_ARRAY_LEN(p)].handle, &item,
+                                1),
+                        envelope(q, SHEAF__ENVELOPE__BODY_CANCEL, &cancel),
+                };
+                int rc = sheaf_wire_send(q->sock,
+                        &env[sent / 4 % SHEAF_ARRAY_LEN(env)], NULL, 0);
+
+                HOSTILE_NEED(rc == 0 || rc == -EAGAIN, 2);
+                drain(q);
+                sent++;
+        }
+}
+
+Test(floods, messages)
+{
+        by_stranger(__func__, flood_messages);
+}
+
+/* Numbers of requests that are used again and again, and cancelled. */
+static void confuse_numbers(void)
+{
+        struct peer p = greet_quietly();
+        struct opened opened;
+        uint64_t item = UINT64_C(1) << 24;
+        Sheaf__Cancel cancel = SHEAF__CANCEL__INIT;
+        Sheaf__Warmup warmup = SHEAF__WARMUP__INIT;
+        Sheaf__Fetch fetch;
+        bool alive = true;
+
+        HOSTILE_NEED(!open_quietly(&p, "data", &opened), 1);
+        fcntl(p.sock, F_SETFL, O_NONBLOCK);
+        warmup.name = (char *)"data";
+        while (alive && !hostile_long_enough())
+                for (uint64_t id = 0; id < 3; id++) {
+                        Sheaf__Envelope env[] = {
+                                fetch_of(&p, &fetch, opened.handle, &item, 1),
+                                envelope(&p, SHEAF__ENVELOPE__BODY_WARMUP,
+                                        &warmup),
+                                envelope(&p, SHEAF__ENVELOPE__BODY_CANCEL,
+                                        &cancel),
+                                envelope(&p, SHEAF__ENVELOPE__BODY_CANCEL,
+                                        &cancel),
+                        };
+
+                        cancel.id = id;
+                        for (size_t i = 0; i < SHEAF_ARRAY_LEN(env); i++) {
+                                int rc;
+
+                                env[i].id = id;
+                                rc = sheaf_wire_send(p.sock, &env[i], NULL, 0);
+                                alive &= rc == 0 || rc == -EAGAIN;
+                        }
+                        drain(&p);
+                }
+}
+
+Test(floods, the_same_numbers)
+{
+        by_stranger(__func__, confuse_numbers);
+}
+
+static void open_and_close(void)
+{
+        while (!hostile_long_enough()) {
+                struct peer p = greet_quietly();
+                Sheaf__CloseDataset body = SHEAF__CLOSE_DATASET__INIT;
+                struct opened opened;
+
+                for (int i = 0; i < 20; i++) {
+                        HOSTILE_NEED(!open_quietly(&p, "data", &opened), 1);
+                        body.handle = opened.handle;
+                        HOSTILE_NEED(
+                                !call(&p,
+                                        envelope(&p,
+                                                SHEAF__ENVELOPE__BODY_CLOSE_DATASET,
+                                                &body),
+                                        NULL, 0),
+                                2);
+                        close_opened(&opened);
+                }
+                /* As many as there may be at once, never closed. */
+                for (int i = 0; i < 200; i++)
+                        HOSTILE_NEED(!open_quietly(&p, "data", &opened) &&
+                                             (close_opened(&opened), true),
+                                3);
+                close(p.sock);
+        }
+}
+
+Test(floods, opens)
+{
+        by_stranger(__func__, open_and_close);
+}
+
+/* ---- answers that nobody reads ---- */
+
+static void read_nothing(void)
+{
+        struct peer p[MUTE];
+        Sheaf__GetStats stats = SHEAF__GET_STATS__INIT;
+        bool gone[MUTE] = { false };
+        double end = flow_now() + 50;
+        size_t left = MUTE;
+
+        for (size_t i = 0; i < MUTE; i++) {
+                p[i] = greet_quietly();
+                fcntl(p[i].sock, F_SETFL, O_NONBLOCK);
+        }
+        while (left && flow_now() < end) {
+                bool full = true;
+
+                for (size_t i = 0; i < MUTE; i++) {
+                        Sheaf__Envelope env = envelope(
+                                &p[i], SHEAF__ENVELOPE__BODY_GET_STATS, &stats);
+                        int rc = gone[i] ? -EAGAIN
+                                         : sheaf_wire_send(
+                                                   p[i].sock, &env, NULL, 0);
+
+                        full &= rc == -EAGAIN;
+                        if (rc == 0 || rc == -EAGAIN)
+                                continue;
+                        gone[i] = true;
+                        left--;
+                }
+                if (full)
+                        flow_sleep(0.002);
+        }
+        HOSTILE_NEED(left == 0, 1);
+}
+
+Test(floods, nobody_reads)
+{
+        double dropped = flow_stat("clients.dropped_slow");
+        pid_t pid = hostile_fork(HOSTILE_STRANGER);
+
+        if (!pid) {
+                read_nothing();
+                _exit(0);
+        }
+        hostile_join(pid, 60);
+        cr_expect_geq(flow_stat("clients.dropped_slow") - dropped, MUTE);
+        flow_run("grep -ac 'it does not read its answers' %s", flow.log);
+        cr_expect_leq(atoi(flow.last.out), 4, "a line each: %s", flow.last.out);
+        hostile_end();
+}
+
+/* ---- connections ---- */
+
+static void connect_thousands(void)
+{
+        static struct peer p[CONNECTIONS];
+        struct rlimit limit = { CONNECTIONS + 64, CONNECTIONS + 64 };
+        size_t welcome = 0;
+
+        HOSTILE_NEED(!setrlimit(RLIMIT_NOFILE, &limit) ||
+                             !getrlimit(RLIMIT_NOFILE, &limit),
+                1);
+        for (size_t i = 0; i < CONNECTIONS; i++) {
+                p[i].sock = sheaf_wire_connect(flow.socket);
+                if (p[i].sock < 0)
+                        break;
+        }
+        for (size_t i = 0; i < CONNECTIONS && p[i].sock > 0; i++)
+                welcome += hello(&p[i]) == 0;
+        HOSTILE_NEED(welcome >= 16, 2);
+        HOSTILE_NEED(welcome <= 4096, 3);
+        /* They stay a while. */
+        while (!hostile_long_enough())
+                flow_sleep(0.01);
+}
+
+Test(floods, thousands_of_connections)
+{
+        struct rlimit limit = { CONNECTIONS + 64, CONNECTIONS + 64 };
+        pid_t pid;
+
+        cr_assert(!setrlimit(RLIMIT_NOFILE, &limit));
+        pid = hostile_fork(HOSTILE_STRANGER);
+        if (!pid) {
+                connect_thousands();
+                _exit(0);
+        }
+        while (flow_wait(pid, 0) < 0 && !hostile_long_enough()) {
+                flow_ok("sheaf status");
+                hostile_check_others("data");
+        }
+        hostile_join(pid, 60);
+        cr_expect_gt(flow_stat("clients.refused"), 0);
+        flow_run("grep -ac 'connection refused' %s", flow.log);
+        cr_expect_leq(atoi(flow.last.out), 4, "a line each: %s", flow.last.out);
+        hostile_end();
+}
+
+/* ---- stopping in the middle ---- */
+
+static void stop_mute(void)
+{
+        struct peer p = { .sock = sheaf_wire_connect(flow.socket) };
+
+        (void)p;
+        raise(SIGSTOP);
+}
+
+static void stop_after_half_an_opening(void)
+{
+        struct peer p = greet_quietly();
+        Sheaf__OpenDataset body = SHEAF__OPEN_DATASET__INIT;
+        Sheaf__Envelope env;
+
+        body.name = (char *)"data";
+        body.map = true;
+        env = envelope(&p, SHEAF__ENVELOPE__BODY_OPEN_DATASET, &body);
+        HOSTILE_NEED(!sheaf_wire_send(p.sock, &env, NULL, 0), 1);
+        raise(SIGSTOP);
+}
+
+static void stop_with_pins(void)
+{
+        struct peer p = greet_quietly();
+        struct opened opened;
+        struct sheaf_hazard *hazard;
+        const uint8_t *table;
+
+        HOSTILE_NEED(!open_quietly(&p, "data", &opened), 1);
+        hazard = mmap(NULL, sizeof(*hazard), PROT_READ | PROT_WRITE, MAP_SHARED,
+                opened.fds[0], 0);
+        table = mmap(NULL, 8192, PROT_READ, MAP_SHARED,
+                opened.fds[opened.count - 2], 0);
+        HOSTILE_NEED(hazard != MAP_FAILED && table != MAP_FAILED, 2);
+        atomic_store(&hazard->high_water, HOSTILE_FILES);
+        for (size_t i = 0; i < HOSTILE_FILES; i++)
+                atomic_store(&hazard->slot[i],
+                        ((const _Atomic uint64_t
+                                        *)(table +
+                                           SHEAF_TABLE_WORDS_OFFSET))[i]);
+        raise(SIGSTOP);
+}
+
+static void stop_with_requests(void)
+{
+        struct peer p = greet_quietly();
+        struct opened opened;
+        uint64_t item = (uint64_t)(HOSTILE_FILES + 1) << 24;
+        Sheaf__Warmup warmup = SHEAF__WARMUP__INIT;
+        Sheaf__Fetch body;
+
+        HOSTILE_NEED(!open_quietly(&p, "data", &opened), 1);
+        fcntl(p.sock, F_SETFL, O_NONBLOCK);
+        warmup.name = (char *)"data";
+        for (int i = 0; i < 250; i++) {
+                Sheaf__Envelope env =
+                        i % 2 ? fetch_of(&p, &body, opened.handle, &item, 1)
+                              : envelope(&p, SHEAF__ENVELOPE__BODY_WARMUP,
+                                        &warmup);
+
+                if (i % 2)
+                        body.copy = true;
+                (void)!sheaf_wire_send(p.sock, &env, NULL, 0);
+        }
+        raise(SIGSTOP);
+}
+
+static void stop_while_sending_forks(void)
+{
+        struct peer p = greet_quietly();
+        struct opened opened;
+        int pipe_fd[2];
+
+        HOSTILE_NEED(!open_quietly(&p, "data", &opened), 1);
+        fcntl(p.sock, F_SETFL, O_NONBLOCK);
+        for (int i = 0; i < 20; i++) {
+                Sheaf__ForkNote note = SHEAF__FORK_NOTE__INIT;
+                Sheaf__Envelope env =
+                        envelope(&p, SHEAF__ENVELOPE__BODY_FORK_NOTE, &note);
+
+                HOSTILE_NEED(!pipe(pipe_fd), 2);
+                (void)!sheaf_wire_send(p.sock, &env, pipe_fd, 1);
+        }
+        raise(SIGSTOP);
+}
+
+Test(floods, stopped_in_the_middle)
+{
+        static void (*const ways[])(void) = { stop_mute,
+                stop_after_half_an_opening, stop_with_pins, stop_with_requests,
+                stop_while_sending_forks };
+        pid_t pid[SHEAF_ARRAY_LEN(ways)];
+        int status;
+
+        for (size_t i = 0; i < SHEAF_ARRAY_LEN(ways); i++) {
+                pid[i] = hostile_fork(HOSTILE_STRANGER);
+                if (!pid[i]) {
+                        ways[i]();
+                        _exit(1);
+                }
+                cr_assert_eq(waitpid(pid[i], &status, WUNTRACED), pid[i]);
+                cr_assert(WIFSTOPPED(status), "way %zu: %x", i, status);
+        }
+        do {
+                flow_ok("sheaf warmup --evict data");
+                flow_ok("sheaf warmup data");
+                hostile_check_others("data");
+        } while (!hostile_long_enough());
+        /* It does not stand in the way of its dataset's owner, either. */
+        flow_ok("sheaf add --share all --force other %s", flow.origin);
+        flow_ok("sheaf update data");
+        flow_ok("sheaf rm --force other");
+        for (size_t i = 0; i < SHEAF_ARRAY_LEN(ways); i++) {
+                kill(pid[i], SIGKILL);
+                cr_assert_eq(flow_join(pid[i], 5), 128 + SIGKILL);
+        }
+        hostile_end();
+}
