@@ -9,7 +9,8 @@
  *    clients have the others, the oldest connection that said nothing yet
  *    gives way; else a new one may ask for figures, and is closed soon
  *  4 at the very limit new connections are refused at once, by a spare
- *    descriptor, and never cause a busy loop
+ *    descriptor; where the whole system has none the listener rests for a
+ *    moment. Neither causes a busy loop
  *
  * Threads: loop thread. */
 #include "daemon/server_internal.h"
@@ -239,6 +240,26 @@ static void refuse(struct sheaf_server *server, int sock, int rc)
         sheaf_close_p(&sock);
 }
 
+/* Gives up the spare descriptor for a moment. False: that did not help. */
+static bool refuse_one(struct sheaf_listener *listener, int rc)
+{
+        struct sheaf_server *server = listener->server;
+        int sock;
+
+        sheaf_close_p(&server->spare_fd);
+        sock = accept4(listener->sock, NULL, NULL, SOCK_CLOEXEC);
+        refuse(server, sock, rc);
+        server->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+        return sock >= 0;
+}
+
+/* Else it would be called again at once, in vain. */
+static void rest(struct sheaf_listener *listener)
+{
+        listener->resting = true;
+        uv_poll_stop(&listener->poll);
+}
+
 static void accept_cb(uv_poll_t *poll, int status, int events)
 {
         struct sheaf_listener *listener = poll->data;
@@ -252,19 +273,16 @@ static void accept_cb(uv_poll_t *poll, int status, int events)
                 int rc;
 
                 if (sock < 0 && (errno == EMFILE || errno == ENFILE)) {
-                        rc = -errno;
-                        sheaf_close_p(&server->spare_fd);
-                        sock = accept4(listener->sock, NULL, NULL,
-                                SOCK_CLOEXEC | SOCK_NONBLOCK);
-                        refuse(server, sock, rc);
-                        server->spare_fd =
-                                open("/dev/null", O_RDONLY | O_CLOEXEC);
-                        if (sock < 0)
-                                return;
-                        continue;
-                }
-                if (sock < 0)
+                        if (refuse_one(listener, -errno))
+                                continue;
+                        rest(listener);
                         return;
+                }
+                if (sock < 0) {
+                        if (errno != EAGAIN)
+                                rest(listener);
+                        return;
+                }
                 rc = admit(server, sock);
                 if (!rc || rc == -EMFILE)
                         rc = conn_new(listener, sock, rc == -EMFILE);
@@ -363,9 +381,16 @@ void sheaf_server_unlisten(struct sheaf_server *server, uint64_t number)
 static void retry_cb(uv_timer_t *timer)
 {
         struct sheaf_server *server = timer->data;
+        struct sheaf_listener *listener;
         struct sheaf_conn *conn, *next;
 
         sheaf_accounts_sweep(&server->accounts);
+        LIST_FOREACH (listener, &server->listeners, link) {
+                if (!listener->resting)
+                        continue;
+                listener->resting = false;
+                uv_poll_start(&listener->poll, UV_READABLE, accept_cb);
+        }
         for (conn = LIST_FIRST(&server->conns); conn; conn = next) {
                 next = LIST_NEXT(conn, link);
                 if (!TAILQ_EMPTY(&conn->queue))

@@ -11,6 +11,7 @@ struct sheaf_listener {
         struct sheaf_server *server;
         uv_poll_t poll;
         int sock;
+        bool resting; /* no descriptor to be had: until the timer rings */
         uint64_t number, grant;
         char *path;       /* of the daemon's own; NULL: a grant's */
         struct stat made; /* unlinked only while it is still ours */

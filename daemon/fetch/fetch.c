@@ -162,6 +162,7 @@ void sheaf_fetch_version_init(struct sheaf_fetch_version *version)
         TAILQ_INIT(&version->attaching);
         TAILQ_INIT(&version->parked);
         LIST_INIT(&version->at_origin);
+        version->wall_offset_ns = sheaf_wall_ns() - sheaf_now_ns();
 }
 
 int sheaf_fetch(struct sheaf_fetcher *fetcher, struct sheaf_fetch *fetch)

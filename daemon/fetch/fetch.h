@@ -50,6 +50,7 @@ struct sheaf_fetch_counters {
 struct sheaf_fetch_version {
         struct sheaf_listing listing;
         struct sheaf_version *stored;
+        int64_t wall_offset_ns; /* wall clock less monotonic, as it came */
         struct sheaf_fetch_counters *counters;
         /* Makes @ret_origin usable: 0; -EINPROGRESS: sheaf_fetch_resume will
          * be called; -ESTALE: detached, with a text in @ret_why. */
@@ -65,7 +66,7 @@ struct sheaf_fetch_version {
         int64_t origin_ns; /* when it last gave something */
         bool origin_linked;
 };
-/* Makes the lists of a zeroed version. */
+/* Makes the lists of a zeroed version, when its listing has come. */
 void sheaf_fetch_version_init(struct sheaf_fetch_version *version);
 
 /* One wish for one chunk. Lives in the caller's memory until @done, which is

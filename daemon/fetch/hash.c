@@ -9,7 +9,6 @@
 #define BATCH_FLIGHTS   16
 #define BATCH_BYTES     (UINT64_C(256) << 10)
 #define HASH_STEP_BYTES (UINT64_C(64) << 10)
-#define ORIGIN_TRIES    2
 
 struct batch {
         uv_work_t work;
@@ -80,7 +79,7 @@ static void from_origin_hashed(
                 return;
         }
         v->counters->verify_failures++;
-        if (f->origin_tries < ORIGIN_TRIES)
+        if (f->origin_tries < SHEAF_FLIGHT_TRIES)
                 sheaf_flight_go_origin(f);
         else
                 sheaf_flight_fail(f, -EIO, sheaf_why_differs);

@@ -4,6 +4,8 @@
  * Threads: loop thread. */
 #include "daemon/fetch/impl.h"
 
+#define SETTLE_NS (2 * SHEAF_NS_PER_SEC)
+
 /* The dataset's reader was let go of: the origin is presented anew, the
  * dataset goes, or the daemon stops; attaching tells which. Not at once, since
  * the old reader is still being taken down. */
@@ -40,6 +42,11 @@ static void origin_done(struct sheaf_origin_read *read, int rc)
                 return;
         }
         v->counters->origin_errors++;
+        /* Once more, for all who wait: networks have bad moments. */
+        if (rc == -EIO && f->origin_tries < SHEAF_FLIGHT_TRIES) {
+                sheaf_flight_go_origin(f);
+                return;
+        }
         /* A link where a file was listed is another tree, too. */
         if (rc == -ESTALE || rc == -ENOENT || rc == -ELOOP || rc == -EXDEV) {
                 v->counters->stale++;
@@ -65,21 +72,23 @@ static void read_origin(struct sheaf_flight *f, struct sheaf_origin *origin)
 }
 
 /* A file that changed within two seconds of its listing may change again
- * without its times showing it; wait until they are old. Returns the time
+ * without its times showing it; wait until they are old, by the clock as it
+ * was when the listing came: it may have jumped since. Returns the time
  * (monotonic) to wait for, or 0. */
 static int64_t settle_until(const struct sheaf_flight *f)
 {
         const struct sheaf_listing_entry *e =
                 &f->version->listing.entries[f->entry];
-        int64_t age_ns;
+        int64_t age_ns, now_ns = sheaf_now_ns();
 
         if (!(e->flags & SHEAF_LISTING_RECENT))
                 return 0;
-        age_ns = sheaf_wall_ns() -
+        age_ns = now_ns + f->version->wall_offset_ns -
                  (int64_t)(e->ctime_packed >> 30) * SHEAF_NS_PER_SEC;
-        if (age_ns < 0 || age_ns > 2 * SHEAF_NS_PER_SEC)
+        /* Below zero: the origin's clock is ahead. */
+        if (age_ns < -SETTLE_NS || age_ns > SETTLE_NS)
                 return 0;
-        return sheaf_now_ns() + 2 * SHEAF_NS_PER_SEC - age_ns;
+        return now_ns + SETTLE_NS - age_ns;
 }
 
 void sheaf_fetcher_settled(uv_timer_t *timer)
