@@ -23,9 +23,11 @@
 #include <sys/resource.h>
 #include <sys/socket.h>
 
-#define RETRY_MS 20
-#define BRIEF_NS (2 * SHEAF_NS_PER_SEC)
-#define KEPT_MAX 64
+#define RETRY_MS   20
+#define BRIEF_NS   (2 * SHEAF_NS_PER_SEC)
+#define BRIEF_MAX  8
+#define MUTE_BATCH 8
+#define KEPT_MAX   64
 
 static void conn_closed(uv_handle_t *handle)
 {
@@ -61,8 +63,8 @@ static void fold_meter(struct sheaf_handle *h)
 
 void sheaf_conn_greeted(struct sheaf_conn *conn)
 {
-        if (!conn->said_hello)
-                TAILQ_REMOVE(&conn->server->mute, conn, mute_link);
+        if (!conn->said_hello && !conn->brief_end_ns)
+                TAILQ_REMOVE(&conn->server->mute, conn, wait_link);
         conn->said_hello = true;
 }
 
@@ -90,6 +92,10 @@ void sheaf_conn_close(struct sheaf_conn *conn)
         conn->closing = true;
         LIST_REMOVE(conn, link);
         sheaf_conn_greeted(conn);
+        if (conn->brief_end_ns) {
+                TAILQ_REMOVE(&conn->server->brief, conn, wait_link);
+                conn->server->brief_count--;
+        }
         while ((call = LIST_FIRST(&conn->calls))) {
                 sheaf_call_end(call);
                 call->abandon(call);
@@ -172,10 +178,15 @@ static int conn_new(struct sheaf_listener *listener, int sock, bool brief)
                 conn->pid_poll.data = conn;
                 uv_poll_start(&conn->pid_poll, UV_READABLE, process_ended);
         }
-        if (brief)
-                conn->brief_end_ns = sheaf_now_ns() + BRIEF_NS;
         LIST_INSERT_HEAD(&server->conns, conn, link);
-        TAILQ_INSERT_TAIL(&server->mute, conn, mute_link);
+        if (brief) {
+                conn->brief_end_ns = sheaf_now_ns() + BRIEF_NS;
+                TAILQ_INSERT_TAIL(&server->brief, conn, wait_link);
+                if (++server->brief_count > BRIEF_MAX)
+                        sheaf_conn_close(TAILQ_FIRST(&server->brief));
+        } else {
+                TAILQ_INSERT_TAIL(&server->mute, conn, wait_link);
+        }
         server->stats.accepted++;
         return 0;
 }
@@ -193,26 +204,24 @@ bool sheaf_server_crowded(const struct sheaf_server *server)
         return is_kept(server, fd, 1);
 }
 
-/* 0; -EMFILE: for nothing but a brief question; -ENFILE: not at all. */
-static int admit(struct sheaf_server *server, int sock)
+/* Near the limit: those that said nothing go, the oldest first. True: wait
+ * until they are closed, when the loop turns. */
+static bool make_room(struct sheaf_server *server)
 {
-        struct sheaf_conn *mute = TAILQ_FIRST(&server->mute);
+        struct sheaf_conn *mute;
+        int dropped = 0;
 
-        if (!is_kept(server, sock, 1))
-                return 0;
         if (sheaf_log_once(&server->crowded_once, 10 * SHEAF_NS_PER_SEC))
                 sheaf_log(SHEAF_LOG_WARN, "descriptors_used_up",
                         "limit=%d remedy=\"a higher limit (ulimit -Hn, "
                         "LimitNOFILE=), or fewer clients\"",
                         server->fds_max);
-        /* They are closed when the loop turns: not too many at once. */
-        if (is_kept(server, sock, 2))
-                return -ENFILE;
-        if (!mute)
-                return -EMFILE;
-        server->stats.dropped_mute++;
-        sheaf_conn_close(mute);
-        return 0;
+        while (dropped < MUTE_BATCH && (mute = TAILQ_FIRST(&server->mute))) {
+                server->stats.dropped_mute++;
+                sheaf_conn_close(mute);
+                dropped++;
+        }
+        return dropped;
 }
 
 /* Tells it why, which may fail. */
@@ -220,12 +229,17 @@ static void say_refused(int sock, int rc)
 {
         Sheaf__Envelope env = SHEAF__ENVELOPE__INIT;
         Sheaf__Error error = SHEAF__ERROR__INIT;
+        char waste[512];
 
         error.errno_value = -rc;
         error.message = (char *)SHEAF_CROWDED_TEXT;
         env.body_case = SHEAF__ENVELOPE__BODY_ERROR;
         env.error = &error;
         (void)!sheaf_wire_send(sock, &env, NULL, 0);
+        /* Closed with its Hello unread, the answer would be lost to it. */
+        shutdown(sock, SHUT_RD);
+        while (recv(sock, waste, sizeof(waste), MSG_DONTWAIT) > 0)
+                ;
 }
 
 static void refuse(struct sheaf_server *server, int sock, int rc)
@@ -268,9 +282,15 @@ static void accept_cb(uv_poll_t *poll, int status, int events)
         (void)status;
         (void)events;
         for (int i = 0; i < 64; i++) {
-                int sock = accept4(listener->sock, NULL, NULL,
+                bool crowded = sheaf_server_crowded(server);
+                int sock, rc;
+
+                /* The first one is there to be accepted; whether there is a
+                 * further one is not known yet. */
+                if (crowded && (i || make_room(server)))
+                        return;
+                sock = accept4(listener->sock, NULL, NULL,
                         SOCK_CLOEXEC | SOCK_NONBLOCK);
-                int rc;
 
                 if (sock < 0 && (errno == EMFILE || errno == ENFILE)) {
                         if (refuse_one(listener, -errno))
@@ -283,9 +303,10 @@ static void accept_cb(uv_poll_t *poll, int status, int events)
                                 rest(listener);
                         return;
                 }
-                rc = admit(server, sock);
-                if (!rc || rc == -EMFILE)
-                        rc = conn_new(listener, sock, rc == -EMFILE);
+                if (crowded && is_kept(server, sock, 8))
+                        rc = -EMFILE;
+                else
+                        rc = conn_new(listener, sock, crowded);
                 if (rc)
                         refuse(server, sock, rc);
         }
@@ -421,6 +442,7 @@ int sheaf_server_new(struct sheaf_daemon *daemon, const char *path,
                 return -ENOMEM;
         server->daemon = daemon;
         TAILQ_INIT(&server->mute);
+        TAILQ_INIT(&server->brief);
         server->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
         set_limits(server);
         uv_timer_init(daemon->loop, &server->timer);

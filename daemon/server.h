@@ -96,7 +96,7 @@ struct sheaf_out;
 
 struct sheaf_conn {
         LIST_ENTRY(sheaf_conn) link;
-        TAILQ_ENTRY(sheaf_conn) mute_link; /* until it said Hello */
+        TAILQ_ENTRY(sheaf_conn) wait_link; /* among the mute or the brief */
         struct sheaf_server *server;
         struct sheaf_daemon *daemon;
         struct sheaf_principal who;

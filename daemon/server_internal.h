@@ -22,12 +22,15 @@ struct sheaf_server {
         LIST_HEAD(, sheaf_listener) listeners;
         LIST_HEAD(, sheaf_conn) conns;
         TAILQ_HEAD(, sheaf_conn) mute; /* no Hello yet, the oldest first */
+        /* They may ask for figures, for a moment; the oldest first. */
+        TAILQ_HEAD(, sheaf_conn) brief;
         LIST_HEAD(, sheaf_fork_ghost) ghosts;
         struct sheaf_accounts accounts;
         uint64_t numbers;
         uv_timer_t timer; /* retries sends and accepts that lacked fds */
         bool closing;
         int spare_fd; /* given up to accept and refuse when at the limit */
+        int brief_count;
         int fds_max, fds_kept; /* the last ones are for our own work */
         struct sheaf_server_stats stats;
         struct sheaf_log_once refused_once, bad_once, slow_once, crowded_once;

@@ -163,8 +163,9 @@ static int greet(struct cli_conn *conn)
         CLI_REQUEST(env, HELLO, hello, &hello);
         env.id = ++conn->last_id;
         conn->silence_ns = GREET_NS;
+        /* Who refuses says why and hangs up, perhaps before we have spoken. */
         rc = send_all(conn, &env, NULL, 0);
-        if (!rc)
+        if (!rc || rc == -EPIPE || rc == -ECONNRESET)
                 rc = receive(conn, now_ns() + GREET_NS, &conn->welcome);
         if (rc)
                 return rc;

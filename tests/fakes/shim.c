@@ -1,0 +1,121 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A shim (LD_PRELOAD) that lies about the host, as a file says that others
+ * change: SHEAF_SHIM=PATH. Without it nothing is wrong.
+ *
+ *  1 the file is mapped before main(); what it says holds at once
+ *  2 monotonic clocks are never touched */
+#include "tests/fakes/shim.h"
+
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <grp.h>
+#include <pwd.h>
+#include <stdio.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+#include <time.h>
+
+static struct shim none, *shim = &none;
+
+__attribute__((constructor)) static void setup(void)
+{
+        const char *path = getenv("SHEAF_SHIM");
+        int fd = path ? open(path, O_RDWR | O_CLOEXEC) : -1;
+        void *map = MAP_FAILED;
+
+        if (fd >= 0)
+                map = mmap(NULL, sizeof(*shim), PROT_READ | PROT_WRITE,
+                        MAP_SHARED, fd, 0);
+        if (map != MAP_FAILED)
+                shim = map;
+        if (fd >= 0)
+                close(fd);
+}
+
+#define REAL(name) ((__typeof__(&(name)))dlsym(RTLD_NEXT, #name))
+
+/* ---- the time of day ---- */
+
+int clock_gettime(clockid_t id, struct timespec *ts)
+{
+        static __typeof__(&clock_gettime) real;
+        int64_t add = atomic_load(&shim->wall_offset_sec);
+        int rc;
+
+        if (!real)
+                real = REAL(clock_gettime);
+        rc = real(id, ts);
+        if (!rc && (id == CLOCK_REALTIME || id == CLOCK_REALTIME_COARSE))
+                ts->tv_sec += add;
+        return rc;
+}
+
+int gettimeofday(struct timeval *restrict tv, void *restrict zone)
+{
+        struct timespec ts;
+        int rc = clock_gettime(CLOCK_REALTIME, &ts);
+
+        (void)zone;
+        tv->tv_sec = ts.tv_sec;
+        tv->tv_usec = ts.tv_nsec / 1000;
+        return rc;
+}
+
+time_t time(time_t *ret_time)
+{
+        struct timespec ts;
+
+        clock_gettime(CLOCK_REALTIME, &ts);
+        if (ret_time)
+                *ret_time = ts.tv_sec;
+        return ts.tv_sec;
+}
+
+/* ---- users and groups ---- */
+
+static void wait_for_names(void)
+{
+        while (atomic_load(&shim->names_hang))
+                usleep(10000);
+}
+
+int getpwuid_r(uid_t uid, struct passwd *restrict pw, char *restrict buf,
+        size_t len, struct passwd **restrict ret_pw)
+{
+        wait_for_names();
+        return REAL(getpwuid_r)(uid, pw, buf, len, ret_pw);
+}
+
+int getpwnam_r(const char *restrict name, struct passwd *restrict pw,
+        char *restrict buf, size_t len, struct passwd **restrict ret_pw)
+{
+        wait_for_names();
+        return REAL(getpwnam_r)(name, pw, buf, len, ret_pw);
+}
+
+int getgrgid_r(gid_t gid, struct group *restrict gr, char *restrict buf,
+        size_t len, struct group **restrict ret_gr)
+{
+        wait_for_names();
+        return REAL(getgrgid_r)(gid, gr, buf, len, ret_gr);
+}
+
+int getgrnam_r(const char *restrict name, struct group *restrict gr,
+        char *restrict buf, size_t len, struct group **restrict ret_gr)
+{
+        wait_for_names();
+        return REAL(getgrnam_r)(name, gr, buf, len, ret_gr);
+}
+
+/* ---- descriptors ---- */
+
+int accept4(int fd, struct sockaddr *restrict addr, socklen_t *restrict len,
+        int flags)
+{
+        atomic_fetch_add(&shim->accepts, 1);
+        if (atomic_load(&shim->accept_errno)) {
+                errno = atomic_load(&shim->accept_errno);
+                return -1;
+        }
+        return REAL(accept4)(fd, addr, len, flags);
+}

@@ -1,0 +1,18 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the shim is told, in a file that it and the test map. */
+#ifndef SHEAF_TESTS_FAKES_SHIM_H
+#define SHEAF_TESTS_FAKES_SHIM_H
+
+#include "proto/base.h"
+
+#include <stdatomic.h>
+#include <sys/mman.h>
+
+struct shim {
+        _Atomic int64_t wall_offset_sec; /* added to the time of day */
+        _Atomic int names_hang;          /* look-ups of users and groups wait */
+        _Atomic int accept_errno; /* what accept4 fails with; 0: it works */
+        _Atomic uint64_t accepts; /* counts calls */
+};
+
+#endif
