@@ -58,6 +58,18 @@ static void size_pool(void)
         setenv("UV_THREADPOOL_SIZE", text, 0);
 }
 
+/* Listings and tables of millions come and go. Large blocks are mappings of
+ * their own, which free gives back; by itself the limit would rise with the
+ * first of them, and their holes would stay. Few arenas have few holes. */
+static void size_heap(void)
+{
+#ifdef __GLIBC__
+        mallopt(M_MMAP_THRESHOLD, 256 * 1024);
+        mallopt(M_TRIM_THRESHOLD, 1024 * 1024);
+        mallopt(M_ARENA_MAX, 2);
+#endif
+}
+
 static void extent_new(void *arg, struct sheaf_arena *arena, uint32_t extent)
 {
         struct sheaf_daemon *d = arg;
@@ -99,10 +111,6 @@ static int open_pool(struct sheaf_daemon *d)
         char text[SHEAF_SIZE_TEXT_MAX];
         int rc = sheaf_arena_pool_new(&config, &d->pool);
 
-        if (rc == -ENOMEM && config.pages == SHEAF_PAGES_HUGETLB)
-                sheaf_log_rc(rc, SHEAF_LOG_ERROR, "no huge pages",
-                        "remedy=\"reserve them (vm.nr_hugepages), or leave "
-                        "--pages at auto\"");
         if (rc == -ERANGE)
                 sheaf_log_rc(rc, SHEAF_LOG_ERROR, "memory too small",
                         "memory=\"%s\" least=\"32 MiB\"",
@@ -120,7 +128,6 @@ static int open_upper(struct sheaf_daemon *d)
                 .store = d->store,
                 .pool = d->pool,
                 .reader_path = d->config->reader,
-                .user_datasets = d->config->user_datasets,
                 .deadline_ns =
                         (int64_t)d->config->deadline_ms * SHEAF_NS_PER_MS };
         int rc = sheaf_fetcher_new(&fetch, &d->fetcher);
@@ -317,6 +324,7 @@ int main(int argc, char **argv)
         raise_limits();
         harden();
         size_pool();
+        size_heap();
         rc = config.foreground ? serve(&config, -1) : background(&config);
         sheaf_config_clear(&config);
         return rc;

@@ -129,7 +129,8 @@ static void of_memory(struct report *r)
         struct sheaf_arena_pool_stats pool;
 
         sheaf_arena_pool_stats(d->pool, &pool);
-        if (pool.pages == SHEAF_PAGES_SMALL)
+        /* Without a cause they were asked for. */
+        if (pool.pages == SHEAF_PAGES_SMALL && *pool.pages_why)
                 condition(r, "small-pages", "shared memory has 4 KiB pages",
                         pool.pages_why,
                         "reserve huge pages (vm.nr_hugepages); "

@@ -295,7 +295,7 @@ static void is_flat(const struct held *from, const struct held *to)
         cr_assert_leq(to->maps, from->maps + 64);
         cr_assert_leq(to->readers, from->readers);
         cr_assert_leq(to->versions, from->versions + 2);
-        cr_assert_leq(to->catalog, from->catalog * 3 / 2 + (1 << 20));
+        cr_assert_leq(to->catalog, from->catalog * 3 / 2 + 8 * SHEAF_MIB);
         cr_assert_leq(to->memory, from->memory * 3 / 2 + 64 * SHEAF_MIB);
         cr_assert_leq(to->memfds, from->memfds * 5 / 4 + SHEAF_MIB);
         cr_assert_leq(to->reader_memory,

@@ -132,7 +132,7 @@ static void print_rest(struct status *status)
 {
         print_limit(status, "memory", "arena.bytes", "arena.bytes_max");
         print_limit(status, "disk", "disk.bytes", "disk.bytes_max");
-        print_limit(status, "pinned", "pins.bytes", "pins.bytes_max");
+        print_limit(status, "pinned", "pins.bytes", "pins.granted_bytes");
         if (!status->condition_count)
                 printf("  all is well\n");
         if (!status->client_count)
