@@ -1,0 +1,634 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The check of one state after a power cut, in a child of the test.
+ *
+ *  1 nothing asserts here: what is wrong goes into the report, and ends it
+ *  2 truth is made from the stamps; what the store believes is never taken
+ *    for it */
+#include "tests/flow/cut_check.h"
+
+#include "daemon/clock.h"
+#include "daemon/listing_block.h"
+#include "daemon/records.pb-c.h"
+#include "daemon/store/store.h"
+#include "tests/flow/cut.h"
+#include "tests/flow/harness.h"
+
+#include <criterion/criterion.h>
+#include <fcntl.h>
+#include <ftw.h>
+#include <limits.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <sys/mman.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
+
+#define GROUPS_MAX   8
+#define VERSIONS_MAX 8
+
+struct checked {
+        SheafRecord__Dataset *record;
+        unsigned int count;
+        struct sheaf_listing_block blocks[VERSIONS_MAX];
+        struct sheaf_version *versions[VERSIONS_MAX];
+};
+
+struct check {
+        const struct cut_setting *setting;
+        const struct cut_truth *truth;
+        const struct cut_claims *claims;
+        struct cut_report *report;
+        char cache[PATH_MAX];
+        uv_loop_t loop;
+        struct sheaf_store *store;
+        struct checked sets[GROUPS_MAX];
+        unsigned int count;
+        uint64_t on_disk; /* chunks that were served by the last pass */
+};
+
+struct cut_report *cut_report_new(void)
+{
+        void *map = mmap(NULL, sizeof(struct cut_report),
+                PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+
+        cr_assert_neq(map, MAP_FAILED);
+        return map;
+}
+
+SHEAF_PRINTF(2, 3)
+static int wrong(struct check *c, const char *format, ...)
+{
+        char *to = c->report->text;
+        va_list args;
+
+        va_start(args, format);
+        if (!*to)
+                vsnprintf(to, sizeof(c->report->text), format, args);
+        va_end(args);
+        return -EBADMSG;
+}
+
+/* ---- truth ---- */
+
+void cut_truth_add(struct cut_truth *truth, uint32_t id, uint64_t size_bytes)
+{
+        static uint8_t bytes[SHEAF_CHUNK_BYTES_MAX];
+        uint64_t chunks = sheaf_chunk_count(size_bytes);
+        struct cut_file *file;
+
+        if (truth->count == truth->cap) {
+                truth->cap = truth->cap ? 2 * truth->cap : 1024;
+                truth->files = realloc(
+                        truth->files, truth->cap * sizeof(*truth->files));
+                cr_assert(truth->files);
+        }
+        file = &truth->files[truth->count++];
+        *file = (struct cut_file){ .id = id, .size_bytes = size_bytes };
+        file->digests = sheaf_new(struct sheaf_digest, chunks + 1);
+        for (uint64_t i = 0; i < chunks; i++) {
+                uint32_t len = sheaf_chunk_len(size_bytes, i);
+
+                flow_stamp_bytes(bytes, cut_stamp(id, size_bytes),
+                        i * SHEAF_CHUNK_BYTES_MAX, len);
+                sheaf_digest_of(bytes, len, &file->digests[i]);
+        }
+}
+
+static const struct cut_file *find_truth(
+        const struct cut_truth *truth, uint32_t id, uint64_t size_bytes)
+{
+        for (size_t i = 0; i < truth->count; i++) {
+                if (truth->files[i].id == id &&
+                        truth->files[i].size_bytes == size_bytes)
+                        return &truth->files[i];
+        }
+        return NULL;
+}
+
+static const struct cut_file *truth_of(
+        struct check *c, const struct sheaf_listing *listing, uint32_t entry)
+{
+        const struct cut_file *file = NULL;
+        char text[32];
+        size_t len;
+        const char *name = sheaf_listing_name(listing, entry, &len);
+
+        if (len < sizeof(text) && name[0] == 'f') {
+                memcpy(text, name, len);
+                text[len] = '\0';
+                file = find_truth(c->truth,
+                        (uint32_t)strtoul(text + 1, NULL, 10),
+                        listing->entries[entry].size_bytes);
+        }
+        if (!file)
+                wrong(c, "a listing names %.*s of %llu bytes", (int)len, name,
+                        (unsigned long long)listing->entries[entry].size_bytes);
+        return file;
+}
+
+/* ---- datasets ---- */
+
+static int take_record(
+        void *arg, const char *key, const void *value, size_t len_bytes)
+{
+        struct check *c = arg;
+        SheafRecord__Dataset *record =
+                sheaf_record__dataset__unpack(NULL, len_bytes, value);
+
+        if (!record || c->count == GROUPS_MAX ||
+                record->n_version > VERSIONS_MAX || !record->n_version)
+                return wrong(c, "%s: unreadable record", key);
+        c->sets[c->count++].record = record;
+        return 0;
+}
+
+static int open_versions(struct check *c, struct checked *set)
+{
+        for (size_t i = 0; i < set->record->n_version; i++) {
+                const SheafRecord__Version *record = set->record->version[i];
+                struct sheaf_digest digest;
+                char path[PATH_MAX];
+                int rc = sheaf_version_dir(
+                        c->store, record->uuid.data, path, sizeof(path) - 16);
+
+                strcat(path, "/listing");
+                memcpy(digest.bytes, record->listing_digest.data,
+                        sizeof(digest.bytes));
+                if (!rc)
+                        rc = sheaf_listing_block_load(
+                                path, &digest, &set->blocks[i]);
+                if (rc)
+                        return wrong(c, "%s: version %zu of %zu: listing: %s",
+                                set->record->name, i + 1,
+                                set->record->n_version, strerror(-rc));
+                rc = sheaf_version_open(c->store, &set->blocks[i].listing,
+                        set->record->id, &set->versions[i]);
+                if (rc)
+                        return wrong(c, "%s: version: %s", set->record->name,
+                                strerror(-rc));
+                set->count++;
+        }
+        return 0;
+}
+
+/* Generation of the first file, and whether sealed. */
+static void describe(const struct checked *set, char ret_text[12])
+{
+        const struct sheaf_listing *listing =
+                &set->blocks[set->count - 1].listing;
+        const SheafRecord__Version *record =
+                set->record->version[set->count - 1];
+
+        snprintf(ret_text, 12, "g%u%s",
+                (unsigned int)(listing->entries[listing->files[0]].size_bytes %
+                               8),
+                record->root_digest.len ? "s" : "");
+}
+
+static int compare_claims(struct check *c)
+{
+        for (unsigned int i = 0; i < c->claims->count; i++) {
+                const struct cut_claim *claim = &c->claims->claims[i];
+                char is[12] = "absent", want[128] = "";
+                uint64_t bytes = 0;
+                bool good = false;
+
+                for (unsigned int k = 0; k < c->count; k++) {
+                        struct checked *set = &c->sets[k];
+
+                        if (strcmp(set->record->name, claim->name))
+                                continue;
+                        describe(set, is);
+                        sheaf_version_disk(
+                                set->versions[set->count - 1], &bytes);
+                }
+                for (unsigned int k = 0; k < claim->count; k++) {
+                        good |= !strcmp(is, claim->states[k]);
+                        strcat(want, " ");
+                        strcat(want, claim->states[k]);
+                }
+                if (!good)
+                        return wrong(c, "%s is %s, reported was%s", claim->name,
+                                is, want);
+                if (bytes < claim->disk_bytes)
+                        return wrong(c,
+                                "%s: %llu bytes on disk, a clean stop had %llu",
+                                claim->name, (unsigned long long)bytes,
+                                (unsigned long long)claim->disk_bytes);
+        }
+        return 0;
+}
+
+/* ---- chunks ---- */
+
+/* One chunk that is read, with what it must be. */
+struct reading {
+        struct sheaf_store_read read; /* first */
+        const struct cut_file *file;
+        struct check *check;
+        int rc;
+        bool done;
+};
+
+struct waited {
+        struct sheaf_store_write write; /* first */
+        int rc;
+        bool done;
+};
+
+static const struct sheaf_digest *right(const struct reading *r)
+{
+        return &r->file->digests[r->read.ref.index];
+}
+
+static void on_read(struct sheaf_store_read *read, int rc)
+{
+        struct reading *r = (struct reading *)read;
+        struct sheaf_digest digest;
+
+        r->done = true;
+        r->rc = rc;
+        if (rc)
+                return;
+        sheaf_digest_of(read->bytes, read->ref.len_bytes, &digest);
+        sheaf_store_read_end(read);
+        if (sheaf_digest_equal(&digest, right(r)))
+                return;
+        /* What every reader of the store does; then it must be gone. */
+        r->rc = -EBADMSG;
+        sheaf_store_bad(r->check->store, &read->ref);
+        if (sheaf_version_on_disk(read->ref.version, read->ref.chunk))
+                wrong(r->check, "f%u: a bad chunk stays", r->file->id);
+}
+
+static void on_write(struct sheaf_store_write *write, int rc)
+{
+        struct waited *w = (struct waited *)write;
+
+        w->rc = rc;
+        w->done = true;
+}
+
+static int write_chunk(struct check *c, const struct reading *r)
+{
+        static _Alignas(4096) uint8_t bytes[SHEAF_CHUNK_BYTES_MAX];
+        const struct cut_file *file = r->file;
+        struct sheaf_chunk_ref ref = r->read.ref;
+        struct waited w = {
+                .write = { .ref = ref, .bytes = bytes, .done = on_write }
+        };
+
+        flow_stamp_bytes(bytes, cut_stamp(file->id, file->size_bytes),
+                ref.index * SHEAF_CHUNK_BYTES_MAX, ref.len_bytes);
+        sheaf_version_learn(ref.version, ref.chunk, right(r));
+        sheaf_store_write(c->store, &w.write);
+        while (!w.done) {
+                sheaf_store_flush(c->store);
+                uv_run(&c->loop, UV_RUN_ONCE);
+        }
+        if (w.rc && w.rc != -EDQUOT && w.rc != -EEXIST)
+                return wrong(c, "f%u: cannot be written: %s", file->id,
+                        strerror(-w.rc));
+        c->report->rewritten += !w.rc;
+        return 0;
+}
+
+/* A file that the kernel would read by itself. */
+static int check_passthrough(struct check *c, struct sheaf_version *version,
+        uint32_t entry, const struct cut_file *file)
+{
+        static uint8_t bytes[SHEAF_CHUNK_BYTES_MAX];
+        struct sheaf_plain_lease *lease;
+        double end = flow_now() + 20;
+        int fd, rc;
+
+        while ((rc = sheaf_store_plain(
+                        c->store, version, entry, &fd, &lease)) == -EAGAIN) {
+                if (flow_now() > end)
+                        return wrong(c, "f%u: the check has no end", file->id);
+                uv_run(&c->loop, UV_RUN_NOWAIT);
+                flow_sleep(0.001);
+        }
+        if (rc)
+                return 0;
+        for (uint64_t i = 0; i < sheaf_chunk_count(file->size_bytes); i++) {
+                uint32_t len = sheaf_chunk_len(file->size_bytes, i);
+                struct sheaf_digest digest;
+
+                if (pread(fd, bytes, len, (off_t)(i * sizeof(bytes))) !=
+                        (ssize_t)len)
+                        rc = wrong(c, "f%u: short by passthrough", file->id);
+                sheaf_digest_of(bytes, len, &digest);
+                if (!sheaf_digest_equal(&digest, &file->digests[i]))
+                        rc = wrong(c, "f%u: wrong by passthrough", file->id);
+        }
+        close(fd);
+        sheaf_plain_lease_end(lease);
+        c->report->passed_through++;
+        return rc;
+}
+
+/* What is known of a chunk, before it is read. */
+static int check_digest(struct check *c, const struct checked *set,
+        unsigned int v, const struct reading *r)
+{
+        const struct sheaf_chunk_ref *ref = &r->read.ref;
+        const struct sheaf_digest *digest =
+                sheaf_version_digest(ref->version, ref->chunk);
+        const char *name = set->record->name;
+
+        c->report->chunks++;
+        if (sheaf_digest_known(digest))
+                return sheaf_digest_equal(digest, right(r))
+                               ? 0
+                               : wrong(c, "%s/f%u: a wrong digest is believed",
+                                         name, r->file->id);
+        return set->record->version[v]->root_digest.len
+                       ? wrong(c, "%s/f%u: sealed, digest lost", name,
+                                 r->file->id)
+                       : 0;
+}
+
+/* Begins to read the file's chunks, at @r and behind. */
+static int begin_file(struct check *c, struct checked *set, unsigned int v,
+        uint32_t entry, struct reading *r, size_t *ret_count)
+{
+        const struct sheaf_listing *listing = &set->blocks[v].listing;
+        const struct sheaf_listing_entry *e = &listing->entries[entry];
+        const struct cut_file *file = truth_of(c, listing, entry);
+        uint32_t chunks = (uint32_t)sheaf_chunk_count(e->size_bytes);
+        int rc = file ? 0 : -EBADMSG;
+
+        /* First of all, as the mark was found: reads may drop it. */
+        if (!rc && e->size_bytes > SHEAF_CHUNK_BYTES_MAX)
+                rc = check_passthrough(c, set->versions[v], entry, file);
+        for (uint32_t i = 0; !rc && i < chunks; i++) {
+                r[i] = (struct reading){ .check = c, .file = file };
+                r[i].read.done = on_read;
+                r[i].read.ref = (struct sheaf_chunk_ref){
+                        .version = set->versions[v],
+                        .chunk = e->first_chunk + i,
+                        .entry = entry,
+                        .index = i,
+                        .len_bytes = sheaf_listing_chunk_len(listing, entry, i),
+                };
+                rc = check_digest(c, set, v, &r[i]);
+                sheaf_store_read(c->store, &r[i].read);
+        }
+        *ret_count = chunks;
+        return rc;
+}
+
+/* Waits for the reads; writes what is missing when @repair. */
+static int end_files(
+        struct check *c, struct reading *reads, size_t count, bool repair)
+{
+        int rc = 0;
+
+        for (size_t i = 0; i < count; i++) {
+                while (!reads[i].done)
+                        uv_run(&c->loop, UV_RUN_ONCE);
+        }
+        for (size_t i = 0; !rc && i < count; i++) {
+                if (!reads[i].rc) {
+                        c->report->served++;
+                        c->on_disk++;
+                } else if (reads[i].rc != -ENOENT && reads[i].rc != -EBADMSG) {
+                        rc = wrong(c, "f%u: %s", reads[i].file->id,
+                                strerror(-reads[i].rc));
+                } else if (repair) {
+                        rc = write_chunk(c, &reads[i]);
+                }
+        }
+        return *c->report->text ? -EBADMSG : rc;
+}
+
+static int check_version(
+        struct check *c, struct checked *set, unsigned int v, bool repair)
+{
+        const struct sheaf_listing *l = &set->blocks[v].listing;
+        sheaf_autofree struct reading *reads =
+                sheaf_new(struct reading, l->chunk_count + 1);
+        size_t count = 0;
+        int rc = 0;
+
+        for (uint32_t i = 0; !rc && i < l->file_count; i++) {
+                size_t more = 0;
+
+                rc = begin_file(c, set, v, l->files[i], reads + count, &more);
+                count += more;
+        }
+        return rc ? rc : end_files(c, reads, count, repair);
+}
+
+static int check_files(struct check *c, bool repair)
+{
+        int rc = 0;
+
+        c->on_disk = 0;
+        for (unsigned int k = 0; k < c->count; k++)
+                for (unsigned int v = 0; !rc && v < c->sets[k].count; v++)
+                        rc = check_version(c, &c->sets[k], v, repair);
+        return rc;
+}
+
+/* Chunks that the store says are on disk. */
+static uint64_t said(struct check *c)
+{
+        uint64_t chunks = 0, bytes;
+
+        for (unsigned int k = 0; k < c->count; k++)
+                for (unsigned int v = 0; v < c->sets[k].count; v++)
+                        chunks += sheaf_version_disk(
+                                c->sets[k].versions[v], &bytes);
+        return chunks;
+}
+
+/* ---- the store ---- */
+
+static int store_open(struct check *c)
+{
+        struct sheaf_store_config config = {
+                .loop = &c->loop,
+                .dir = c->cache,
+                .bytes_max = c->setting->bytes_max,
+                .want_uring = c->setting->uring,
+        };
+        double begin = flow_now(), took;
+        char damaged[PATH_MAX + 32];
+        int rc = sheaf_store_open(&config, &c->store);
+
+        took = flow_now() - begin;
+        c->report->open_s_max = SHEAF_MAX(c->report->open_s_max, took);
+        if (rc)
+                return wrong(c, "the store does not open: %s", strerror(-rc));
+        if (took > 5)
+                return wrong(c, "the store opened after %g s", took);
+        snprintf(damaged, sizeof(damaged), "%s/catalog.damaged", c->cache);
+        if (!access(damaged, F_OK))
+                return wrong(c, "the catalog was given up");
+        c->count = 0;
+        rc = sheaf_store_each(c->store, "dataset/", take_record, c);
+        for (unsigned int k = 0; !rc && k < c->count; k++)
+                rc = open_versions(c, &c->sets[k]);
+        return rc;
+}
+
+static void store_close(struct check *c)
+{
+        sheaf_store_close(c->store);
+        uv_run(&c->loop, UV_RUN_DEFAULT);
+        for (unsigned int k = 0; k < c->count; k++) {
+                struct checked *set = &c->sets[k];
+
+                for (unsigned int v = 0; v < set->count; v++)
+                        sheaf_listing_block_clear(&set->blocks[v]);
+                sheaf_record__dataset__free_unpacked(set->record, NULL);
+                *set = (struct checked){ 0 };
+        }
+}
+
+static uint64_t used(struct check *c)
+{
+        struct sheaf_store_stats stats;
+
+        sheaf_store_stats(c->store, &stats);
+        return stats.bytes_used;
+}
+
+static uint64_t du_bytes;
+
+static int du_one(
+        const char *path, const struct stat *st, int type, struct FTW *ftw)
+{
+        (void)path;
+        (void)type;
+        (void)ftw;
+        du_bytes += (uint64_t)st->st_blocks * 512;
+        return 0;
+}
+
+static uint64_t du(const char *dir)
+{
+        du_bytes = 0;
+        nftw(dir, du_one, 16, FTW_PHYS);
+        return du_bytes;
+}
+
+/* The cleaning behind goes in steps of the loop. */
+static int compare_usage(struct check *c)
+{
+        double end = flow_now() + 10;
+        uint64_t says = 0, is = 0;
+
+        do {
+                uv_run(&c->loop, UV_RUN_NOWAIT);
+                says = used(c);
+                is = du(c->cache);
+                if (says < is + is / 100 + 65536 &&
+                        is < says + says / 100 + 65536)
+                        return 0;
+                flow_sleep(0.02);
+        } while (flow_now() < end);
+        return wrong(c, "usage: the store says %llu, du %llu",
+                (unsigned long long)says, (unsigned long long)is);
+}
+
+static int count_stats(struct check *c)
+{
+        struct sheaf_store_stats stats;
+
+        sheaf_store_stats(c->store, &stats);
+        c->report->bad_headers += stats.bad_headers;
+        c->report->bad_payloads += stats.bad_payloads;
+        if (stats.degraded)
+                return wrong(c, "degraded: %s", stats.degraded_why);
+        return 0;
+}
+
+static int check_store(struct check *c)
+{
+        uint64_t before;
+        int rc;
+
+        if (uv_loop_init(&c->loop))
+                return wrong(c, "no loop");
+        rc = store_open(c);
+        if (!rc)
+                rc = compare_claims(c);
+        if (!rc)
+                rc = check_files(c, true);
+        if (!rc)
+                rc = compare_usage(c);
+        if (!rc)
+                rc = count_stats(c);
+        if (rc)
+                return rc;
+        before = said(c);
+        store_close(c);
+        /* A clean stop after an unclean one. */
+        rc = store_open(c);
+        if (!rc)
+                rc = check_files(c, false);
+        if (!rc && c->on_disk < before)
+                rc = wrong(c, "a clean stop kept %llu of %llu chunks",
+                        (unsigned long long)c->on_disk,
+                        (unsigned long long)before);
+        if (!rc)
+                rc = count_stats(c);
+        if (!rc)
+                store_close(c);
+        return rc;
+}
+
+static int child(int image_fd, struct check *c)
+{
+        int rc = cut_mount(image_fd, c->setting->dir);
+
+        if (rc) {
+                c->report->no_mount = true;
+                return -ENODEV;
+        }
+        snprintf(c->cache, sizeof(c->cache), "%s/%s", c->setting->dir,
+                c->setting->sub);
+        rc = check_store(c);
+        if (rc) {
+                umount2(c->setting->dir, MNT_DETACH);
+                return rc;
+        }
+        rc = cut_umount(c->setting->dir);
+        return rc ? wrong(c, "umount: %s", strerror(-rc)) : 0;
+}
+
+int cut_check(int image_fd, const struct cut_setting *setting,
+        const struct cut_truth *truth, const struct cut_claims *claims,
+        struct cut_report *report)
+{
+        static struct check check;
+        pid_t pid = flow_fork(0, 0);
+        int rc;
+
+        cr_assert(pid >= 0);
+        if (!pid) {
+                int log = open(flow.log, O_WRONLY | O_APPEND | O_CREAT, 0600);
+
+                if (log >= 0)
+                        dup2(log, STDERR_FILENO);
+                check = (struct check){ .setting = setting,
+                        .truth = truth,
+                        .claims = claims,
+                        .report = report };
+                _exit(-child(image_fd, &check));
+        }
+        report->states++;
+        rc = flow_wait(pid, 120);
+        if (rc < 0)
+                kill(pid, SIGKILL);
+        if (rc < 0 || rc > 128) {
+                snprintf(report->text, sizeof(report->text),
+                        "the check ended with %d", rc);
+                rc = EBADMSG;
+        }
+        return -rc;
+}
