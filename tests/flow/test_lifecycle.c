@@ -236,6 +236,32 @@ Test(lifecycle, killed_while_filling)
         flow_stop();
 }
 
+/* What changes at the origin while no daemon runs costs those files alone. */
+Test(lifecycle, file_changed_across_a_restart)
+{
+        struct sheaf_session *session;
+        struct sheaf_dataset *dataset;
+        char name[16];
+
+        for (uint32_t i = 0; i < 8; i++)
+                flow_file(1 + i, 5000, "f%u", i);
+        flow_start();
+        flow_ok("sheaf add data %s", flow.origin);
+        flow_kill();
+        flow_file(100, 6000, "f3");
+        flow_ok("rm %s/f5", flow.origin);
+        flow_start();
+        cr_assert_eq(flow_open("data", &session, &dataset), 0);
+        for (uint32_t i = 0; i < 8; i++) {
+                snprintf(name, sizeof(name), "f%u", i);
+                cr_assert_eq(flow_check_view(dataset, name, 1 + i, 5000),
+                        i == 3 || i == 5 ? -ESTALE : 0, "%s: %s", name,
+                        sheaf_last_error());
+        }
+        flow_close(session, dataset);
+        flow_stop();
+}
+
 /* ---- leftovers ---- */
 
 Test(lifecycle, start_over_a_stale_socket)
