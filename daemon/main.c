@@ -128,6 +128,7 @@ static int open_upper(struct sheaf_daemon *d)
                 .store = d->store,
                 .pool = d->pool,
                 .reader_path = d->config->reader,
+                .user_datasets = d->config->user_datasets,
                 .deadline_ns =
                         (int64_t)d->config->deadline_ms * SHEAF_NS_PER_MS };
         int rc = sheaf_fetcher_new(&fetch, &d->fetcher);
