@@ -111,6 +111,10 @@ static int open_pool(struct sheaf_daemon *d)
         char text[SHEAF_SIZE_TEXT_MAX];
         int rc = sheaf_arena_pool_new(&config, &d->pool);
 
+        if (rc == -ENOMEM && config.pages == SHEAF_PAGES_HUGETLB)
+                sheaf_log_rc(rc, SHEAF_LOG_ERROR, "no huge pages",
+                        "remedy=\"reserve them (vm.nr_hugepages), or leave "
+                        "--pages at auto\"");
         if (rc == -ERANGE)
                 sheaf_log_rc(rc, SHEAF_LOG_ERROR, "memory too small",
                         "memory=\"%s\" least=\"32 MiB\"",

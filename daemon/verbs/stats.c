@@ -286,10 +286,10 @@ static void store_metrics(struct sheet *s)
         struct sheaf_store_stats st;
 
         sheaf_store_stats(s->conn->daemon->store, &st);
-        gauge(s, "disk.bytes_max", "", st.bytes_max);
-        gauge(s, "disk.bytes", "", st.bytes_used);
         if (!sheaf_conn_sees_all(s->conn))
                 return;
+        gauge(s, "disk.bytes_max", "", st.bytes_max);
+        gauge(s, "disk.bytes", "", st.bytes_used);
         gauge(s, "disk.payload_bytes", "", st.payload_bytes);
         gauge(s, "disk.chunks", "", st.chunks);
         gauge(s, "disk.segments", "", st.segments);
@@ -343,41 +343,103 @@ static void server_metrics(struct sheet *s)
         counter(s, "fetch.hashed_bytes", "", fetch.hashed_bytes);
 }
 
-void sheaf_verb_get_stats(struct sheaf_conn *conn, struct sheaf_wire_msg *msg)
+static struct sheet *sheet_new(struct sheaf_conn *conn, uint64_t id)
 {
-        const char *name = msg->env->get_stats->name;
-        struct sheaf_reg_dataset *ds = NULL;
-        struct sheet *s;
+        struct sheet *s = sheaf_new(struct sheet, 1);
 
-        if (*name) {
-                ds = sheaf_conn_dataset(conn, msg->env->id, name, false);
-                if (!ds)
-                        return;
-        }
-        s = sheaf_new(struct sheet, 1);
         if (!s) {
-                sheaf_conn_error(conn, msg->env->id, -ENOMEM, "out of memory");
-                return;
+                sheaf_conn_error(conn, id, -ENOMEM, "out of memory");
+                return NULL;
         }
         s->conn = conn;
-        s->id = msg->env->id;
+        s->id = id;
         s->as_stats = true;
-        if (ds) {
-                dataset_metrics(s, ds);
-        } else {
-                ds = sheaf_registry_first(conn->daemon->registry);
-                for (; ds; ds = TAILQ_NEXT(ds, link))
-                        if (sheaf_registry_may_read(ds, &conn->who))
-                                dataset_metrics(s, ds);
-                removed_metrics(s);
-        }
-        if (!conn->who.grant) {
+        return s;
+}
+
+static void sheet_end(struct sheet *s)
+{
+        if (!s->conn->who.grant) {
                 arena_metrics(s);
                 store_metrics(s);
                 server_metrics(s);
         }
         sheet_send(s, false);
         free(s);
+}
+
+/* Everything, as the client reads it. */
+struct stats_call {
+        struct sheaf_call call; /* first */
+        uint64_t last;          /* id of the dataset that was told last */
+};
+
+static void stats_on(struct sheaf_call *call)
+{
+        struct stats_call *stats = (struct stats_call *)call;
+        struct sheaf_conn *conn = call->conn;
+        struct sheaf_reg_dataset *ds =
+                sheaf_registry_next(conn->daemon->registry, stats->last);
+        struct sheet *s;
+
+        if (!sheaf_conn_has_room(conn))
+                return;
+        s = sheet_new(conn, call->id);
+        for (; s && ds && sheaf_conn_has_room(conn);
+                ds = TAILQ_NEXT(ds, link)) {
+                stats->last = ds->record->id;
+                if (sheaf_registry_may_read(ds, &conn->who))
+                        dataset_metrics(s, ds);
+        }
+        if (s && ds) {
+                sheet_send(s, true);
+                free(s);
+                return;
+        }
+        sheaf_call_end(call);
+        free(stats);
+        if (!s)
+                return;
+        removed_metrics(s);
+        sheet_end(s);
+}
+
+static void stats_abandon(struct sheaf_call *call)
+{
+        free(call);
+}
+
+static void stats_all(struct sheaf_conn *conn, uint64_t id)
+{
+        struct stats_call *stats = sheaf_new(struct stats_call, 1);
+        int rc = stats ? sheaf_call_begin(conn, id, &stats->call, stats_abandon)
+                       : -ENOMEM;
+
+        if (rc) {
+                free(stats);
+                sheaf_conn_error(conn, id, rc, "too many requests at once");
+                return;
+        }
+        stats->call.resume = stats_on;
+        stats_on(&stats->call);
+}
+
+void sheaf_verb_get_stats(struct sheaf_conn *conn, struct sheaf_wire_msg *msg)
+{
+        const char *name = msg->env->get_stats->name;
+        struct sheaf_reg_dataset *ds;
+        struct sheet *s;
+
+        if (!*name) {
+                stats_all(conn, msg->env->id);
+                return;
+        }
+        ds = sheaf_conn_dataset(conn, msg->env->id, name, false);
+        s = ds ? sheet_new(conn, msg->env->id) : NULL;
+        if (!s)
+                return;
+        dataset_metrics(s, ds);
+        sheet_end(s);
 }
 
 int sheaf_stats_node(struct sheaf_conn *conn, void **ret_space,
