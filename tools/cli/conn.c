@@ -35,7 +35,8 @@ struct cli_conn {
         sigset_t wait_mask;
         bool cancelled;
         bool keep_errors;
-        char *error; /* kept */
+        char *error;     /* kept */
+        int error_errno; /* its errno, positive */
 };
 
 static volatile sig_atomic_t interrupted;
@@ -370,12 +371,18 @@ const char *cli_conn_error(const struct cli_conn *conn)
         return conn->error ? conn->error : "";
 }
 
+int cli_conn_error_errno(const struct cli_conn *conn)
+{
+        return conn->error ? conn->error_errno : 0;
+}
+
 static int failed(struct cli_conn *conn, int errno_value, const char *text)
 {
         if (!conn->keep_errors)
                 return cli_fail(conn->cli, CLI_OK, errno_value, "%s", text);
         free(conn->error);
         conn->error = strdup(text);
+        conn->error_errno = errno_value;
         return cli_exit_of(errno_value);
 }
 

@@ -136,11 +136,22 @@ static void report(struct warmup *w, size_t first, size_t count, int rc)
         w->bad_paths += count == 1;
 }
 
+/* Whether the request failed for one of its paths. */
+static bool path_is_bad(const struct warmup *w, int rc)
+{
+        int code = cli_conn_error_errno(w->conn);
+
+        return rc == CLI_NOT_FOUND ||
+               (rc == CLI_FAILED && (code == ENAMETOOLONG || code == ENOTDIR ||
+                                            code == EINVAL || code == ELOOP));
+}
+
+/* Finds the bad path by halves, so that the others are not lost with it. */
 static int send_halves(struct warmup *w, size_t first, size_t count)
 {
         int rc = send_part(w, first, count);
 
-        if (rc == CLI_NOT_FOUND && count > 1) {
+        if (count > 1 && path_is_bad(w, rc)) {
                 size_t half = count / 2;
 
                 rc = send_halves(w, first, half);
