@@ -271,6 +271,43 @@ Test(cli, rm_of_a_dataset_in_use)
         flow_stop();
 }
 
+/* ---- doctor ---- */
+
+static bool doctor_says(const char *level, const char *check)
+{
+        return flow_run("grep -qE '^%s +%s ' %s/doctor", level, check,
+                       flow.base) == 0;
+}
+
+/* What fusermount3 wants of a machine and of a user. */
+Test(cli, doctor_says_what_mounts_of_users_lack)
+{
+        flow_run("sheaf doctor > %s/doctor", flow.base);
+        cr_assert(doctor_says("ok", "user name"));
+        flow_run("setpriv --reuid 54321 --regid 54321 --clear-groups "
+                 "sheaf doctor > %s/doctor",
+                flow.base);
+        cr_assert_eq(flow.last.rc, 1);
+        cr_assert(doctor_says("fail", "user name"));
+        cr_assert_eq(
+                flow_run("grep -q '54321 has no name' %s/doctor", flow.base),
+                0);
+        flow_run("unshare -m sh -c 'mount -t tmpfs none /etc && "
+                 "sheaf doctor' > %s/doctor",
+                flow.base);
+        cr_assert(doctor_says("warn", "mount table"));
+        flow_run("unshare -m sh -c 'mount -t tmpfs none /etc && "
+                 "exec setpriv --reuid 54321 --regid 54321 --clear-groups "
+                 "sheaf doctor' > %s/doctor",
+                flow.base);
+        cr_assert_eq(flow.last.rc, 1);
+        cr_assert(doctor_says("fail", "mount table"));
+        cr_assert_eq(flow_run("grep -q 'ln -s /proc/self/mounts /etc/mtab' "
+                              "%s/doctor",
+                             flow.base),
+                0);
+}
+
 /* ---- paths ---- */
 
 static void use(const char *dir, const char *socket, const char *name)

@@ -79,7 +79,7 @@ rc=0
         failures=$((failures + 1))
 }
 for check in kernel io_uring 'shared memory' 'fuse device' libfuse \
-        'cache directory' daemon; do
+        'user name' 'mount table' 'cache directory' daemon; do
         grep -qF "\"check\": \"$check\"" "$work/doctor.json" || {
                 echo "doctor has no '$check'"
                 failures=$((failures + 1))

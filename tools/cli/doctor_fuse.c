@@ -7,6 +7,7 @@
 #include <fcntl.h>
 #include <fuse_lowlevel.h>
 #include <limits.h>
+#include <pwd.h>
 #include <stdio.h>
 #include <sys/stat.h>
 
@@ -64,6 +65,32 @@ static void check_helper(struct doctor *doctor)
                 doctor_line(doctor, DOCTOR_OK, "fusermount3", NULL, "%s", path);
 }
 
+/* Both are asked for by fusermount3 alone: root mounts without it. */
+static void check_user(struct doctor *doctor)
+{
+        enum doctor_level lack = geteuid() == 0 ? DOCTOR_WARN : DOCTOR_FAIL;
+        const struct passwd *user = getpwuid(geteuid());
+
+        if (user)
+                doctor_line(doctor, DOCTOR_OK, "user name", NULL, "%s",
+                        user->pw_name);
+        else
+                doctor_line(doctor, lack, "user name",
+                        "a line for it in /etc/passwd, or another source of "
+                        "users in /etc/nsswitch.conf",
+                        "uid %u has no name: fusermount3 refuses to mount for "
+                        "it",
+                        (unsigned int)geteuid());
+        if (access("/etc/mtab", F_OK) == 0)
+                doctor_line(doctor, DOCTOR_OK, "mount table", NULL,
+                        "/etc/mtab is there");
+        else
+                doctor_line(doctor, lack, "mount table",
+                        "ln -s /proc/self/mounts /etc/mtab",
+                        "no /etc/mtab: mounts of ordinary users cannot be "
+                        "unmounted, since fusermount3 looks there");
+}
+
 static bool conf_allows_other(void)
 {
         char line[256];
@@ -114,6 +141,7 @@ void doctor_fuse(struct doctor *doctor)
 {
         check_device(doctor);
         check_helper(doctor);
+        check_user(doctor);
         check_allow_other(doctor);
         check_library(doctor);
 }
