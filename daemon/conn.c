@@ -97,17 +97,23 @@ bool sheaf_conn_has_room(const struct sheaf_conn *conn)
                conn->account->queue_bytes < SHEAF_USER_QUEUE_BYTES / 2;
 }
 
-/* One long answer; each flush that leaves nothing goes on with another. */
-static void resume_one(struct sheaf_conn *conn)
+static struct sheaf_call *waiting_call(struct sheaf_conn *conn)
 {
         struct sheaf_call *call;
 
-        LIST_FOREACH (call, &conn->calls, link) {
-                if (!call->resume)
-                        continue;
+        LIST_FOREACH (call, &conn->calls, link)
+                if (call->resume)
+                        return call;
+        return NULL;
+}
+
+/* Long answers go on: each until it ends or there is no room. */
+static void resume(struct sheaf_conn *conn)
+{
+        struct sheaf_call *call;
+
+        while (sheaf_conn_has_room(conn) && (call = waiting_call(conn)))
                 call->resume(call);
-                return;
-        }
 }
 
 void sheaf_conn_flush(struct sheaf_conn *conn)
@@ -127,7 +133,7 @@ void sheaf_conn_flush(struct sheaf_conn *conn)
                         return;
                 }
         }
-        resume_one(conn);
+        resume(conn);
 }
 
 static bool queue_fits(
