@@ -9,6 +9,7 @@
 #include <jansson.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <sys/mount.h>
 #include <sys/stat.h>
 
 #define STAMP_BLOCK (UINT64_C(1) << 20)
@@ -132,6 +133,13 @@ static void make_parents(char *path)
                         cr_assert(false, "%s: %s", path, strerror(errno));
                 *c = '/';
         }
+}
+
+void flow_origin_in_memory(void)
+{
+        cr_assert(!mount("none", flow.origin, "tmpfs", 0,
+                          "size=8g,nr_inodes=0,mode=755"),
+                "%s", strerror(errno));
 }
 
 void flow_file(uint32_t id, uint64_t len, const char *format, ...)

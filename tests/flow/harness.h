@@ -119,6 +119,9 @@ bool flow_stamp_check(
 /* Makes origin/@name (directories too) of @len stamped bytes. */
 SHEAF_PRINTF(3, 4)
 void flow_file(uint32_t id, uint64_t len, const char *format, ...);
+/* Before the first file: the origin lies in memory, where very many files are
+ * made and removed at once. */
+void flow_origin_in_memory(void);
 /* Reads all of @path in @block bytes. 0; -errno; -EBADMSG wrong bytes;
  * -ENODATA another length. */
 int flow_check(const char *path, uint32_t id, uint64_t len, size_t block);

@@ -6,6 +6,7 @@
 #include <criterion/criterion.h>
 #include <fcntl.h>
 #include <signal.h>
+#include <stdio.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 
@@ -95,6 +96,37 @@ Test(mmap, read_by_parent_and_child)
         cr_assert_eq(flow_join(pid, 20), 0);
         munmap(map, BYTES);
         close(fd);
+        flow_umount(flow.mount);
+        flow_stop();
+}
+
+/* What Python and numpy make of a file, cold and warm. */
+Test(mmap, by_python)
+{
+        setup("auto");
+        if (flow_run("python3 -c 'import mmap'")) {
+                printf("SKIP: mmap by_python: python3 is not installed\n");
+        } else {
+                for (int pass = 0; pass < 2; pass++)
+                        flow_ok("cd %s && python3 -c '\n"
+                                "import mmap\n"
+                                "want = open(\"origin/file\", \"rb\").read()\n"
+                                "f = open(\"mount/file\", \"rb\")\n"
+                                "m = mmap.mmap(f.fileno(), 0, "
+                                "prot=mmap.PROT_READ)\n"
+                                "assert m[:] == want\n"
+                                "m = mmap.mmap(f.fileno(), 0, "
+                                "access=mmap.ACCESS_COPY)\n"
+                                "assert m[:] == want\n"
+                                "try:\n"
+                                "    import numpy\n"
+                                "except ImportError:\n"
+                                "    raise SystemExit(0)\n"
+                                "n = numpy.memmap(\"mount/file\", mode=\"r\")\n"
+                                "assert n.tobytes() == want\n"
+                                "'",
+                                flow.base);
+        }
         flow_umount(flow.mount);
         flow_stop();
 }
