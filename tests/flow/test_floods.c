@@ -286,6 +286,77 @@ Test(floods, nobody_reads)
         hostile_end();
 }
 
+#define LISTED 60 /* datasets with long paths */
+#define LISTS  100
+
+/* Answers far beyond what is queued for a client, who reads them late. */
+Test(floods, long_answers_that_are_read)
+{
+        struct peer p = greet();
+        Sheaf__AddDataset add = SHEAF__ADD_DATASET__INIT;
+        Sheaf__ListDatasets list = SHEAF__LIST_DATASETS__INIT;
+        Sheaf__GetStats stats = SHEAF__GET_STATS__INIT;
+        Sheaf__RemoveDataset rm = SHEAF__REMOVE_DATASET__INIT;
+        int fd = open(flow.origin, O_RDONLY | O_DIRECTORY);
+        static uint8_t path[4000];
+        size_t ends = 0, infos = 0, bad = 0;
+        char name[16];
+
+        memset(path, 'x', sizeof(path));
+        path[0] = '/';
+        add.origin.data = path;
+        add.origin.len = sizeof(path);
+        for (int i = 0; i < LISTED; i++) {
+                snprintf(name, sizeof(name), "long%d", i);
+                add.name = name;
+                cr_assert_eq(
+                        call(&p,
+                                envelope(&p, SHEAF__ENVELOPE__BODY_ADD_DATASET,
+                                        &add),
+                                &fd, 1),
+                        0);
+        }
+        for (int i = 0; i < LISTS; i++) {
+                Sheaf__Envelope env =
+                        i % 4 ? envelope(&p,
+                                        SHEAF__ENVELOPE__BODY_LIST_DATASETS,
+                                        &list)
+                              : envelope(&p, SHEAF__ENVELOPE__BODY_GET_STATS,
+                                        &stats);
+
+                cr_assert_eq(sheaf_wire_send(p.sock, &env, NULL, 0), 0);
+        }
+        cr_assert(flow_live());
+        while (ends < LISTS) {
+                struct sheaf_wire_msg msg;
+
+                cr_assert_eq(sheaf_wire_recv(p.sock, &msg), 1,
+                        "dropped after %zu", ends);
+                ends += msg.env->id && !msg.env->more;
+                infos += msg.env->body_case ==
+                         SHEAF__ENVELOPE__BODY_DATASET_INFO;
+                bad += msg.env->body_case == SHEAF__ENVELOPE__BODY_ERROR;
+                sheaf_wire_msg_free(&msg);
+        }
+        cr_expect_eq(bad, 0);
+        cr_expect_eq(infos, (LISTED + 1) * (LISTS - LISTS / 4));
+        for (int i = 0; i < LISTED; i++) {
+                snprintf(name, sizeof(name), "long%d", i);
+                rm.name = name;
+                rm.force = true;
+                cr_assert_eq(
+                        call(&p,
+                                envelope(&p,
+                                        SHEAF__ENVELOPE__BODY_REMOVE_DATASET,
+                                        &rm),
+                                NULL, 0),
+                        0);
+        }
+        close(fd);
+        close(p.sock);
+        hostile_end();
+}
+
 /* ---- connections ---- */
 
 static void connect_thousands(void)
