@@ -611,6 +611,12 @@ void sheaf_append_kick(struct sheaf_store *store)
         }
 }
 
+void sheaf_append_give_up(struct sheaf_store *store)
+{
+        for (struct sheaf_group *g = store->groups; g; g = g->next)
+                fail_waiting(store, g, -EIO);
+}
+
 void sheaf_append_flush(struct sheaf_store *store, int64_t age_ns)
 {
         int64_t before_ns = sheaf_now_ns() - age_ns;

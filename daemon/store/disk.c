@@ -285,6 +285,12 @@ bool sheaf_disk_uring(const struct sheaf_disk *disk, const char **ret_why)
         return ring;
 }
 
+void sheaf_disk_detach(struct sheaf_disk *disk)
+{
+        if (disk->ring)
+                sheaf_ring_detach(disk->ring);
+}
+
 void sheaf_disk_fault(struct sheaf_disk *disk, enum sheaf_disk_op op, int rc,
         unsigned int count)
 {

@@ -56,6 +56,9 @@ void sheaf_disk_submit(struct sheaf_disk *disk, struct sheaf_disk_io *io);
  * submit included. */
 void sheaf_disk_drain(struct sheaf_disk *disk);
 
+/* The file system may block who submits (FUSE does): kernel threads do it. */
+void sheaf_disk_detach(struct sheaf_disk *disk);
+
 /* Whether a ring is in use, and why not: static text, "" when it is. */
 bool sheaf_disk_uring(const struct sheaf_disk *disk, const char **ret_why);
 

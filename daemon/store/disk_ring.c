@@ -27,7 +27,7 @@ struct sheaf_ring {
         struct sheaf_disk_io *backlog, **backlog_tail;
         struct sheaf_disk_io *queued; /* in SQEs, not yet submitted */
         size_t in_ring, unsubmitted;
-        bool fixed, dead;
+        bool fixed, dead, detached;
 };
 
 static const char *cause(int rc)
@@ -69,6 +69,8 @@ static void fill_sqe(struct sheaf_ring *ring, struct io_uring_sqe *sqe,
                         sqe, io->fd, at, left, offset, io->fixed);
         else
                 io_uring_prep_write(sqe, io->fd, at, left, offset);
+        if (ring->detached)
+                io_uring_sqe_set_flags(sqe, IOSQE_ASYNC);
         io_uring_sqe_set_data(sqe, io);
 }
 
@@ -242,6 +244,11 @@ bool sheaf_ring_wait(struct sheaf_ring *ring)
                 rc = io_uring_wait_cqe(&ring->uring, &cqe);
         while (rc == -EINTR);
         return reap(ring);
+}
+
+void sheaf_ring_detach(struct sheaf_ring *ring)
+{
+        ring->detached = true;
 }
 
 bool sheaf_ring_alive(const struct sheaf_ring *ring)

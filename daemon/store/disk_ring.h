@@ -29,6 +29,8 @@ void sheaf_ring_free(struct sheaf_ring *ring);
 bool sheaf_ring_submit(struct sheaf_ring *ring, struct sheaf_disk_io *io);
 /* Waits for one completion and reports it; false when none is in flight. */
 bool sheaf_ring_wait(struct sheaf_ring *ring);
+/* From now on no submission is tried on the spot. */
+void sheaf_ring_detach(struct sheaf_ring *ring);
 bool sheaf_ring_alive(const struct sheaf_ring *ring);
 
 /* Applies a result to a request; true when it is finished (disk.c). */

@@ -174,14 +174,19 @@ static int make_files(struct sheaf_store *store, struct sheaf_plain *plain)
         off_t map_bytes =
                 (off_t)(sizeof(struct sheaf_disk_map) +
                         plain->chunk_count * sizeof(struct sheaf_digest));
+        int64_t start_ns = sheaf_now_ns();
 
         if (mkdirat(store->dir_fd, "plain", 0700) && errno != EEXIST)
                 return -errno;
+        if (sheaf_pulse_late(store, start_ns))
+                return -ETIMEDOUT;
         sheaf_plain_name(plain->node, "", name);
         fd = openat(store->dir_fd, name,
                 O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
         if (fd < 0 || ftruncate(fd, (off_t)plain->size_bytes))
                 return -errno;
+        if (sheaf_pulse_late(store, start_ns))
+                return -ETIMEDOUT;
         sheaf_plain_name(plain->node, ".map", name);
         map_fd = openat(store->dir_fd, name,
                 O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
@@ -253,6 +258,8 @@ static void account(struct sheaf_store *store, struct sheaf_plain *plain)
         struct stat st, map;
         uint64_t bytes;
 
+        if (store->slow)
+                return; /* looked at by the next write */
         sheaf_plain_name(plain->node, ".map", name);
         if (fstat(plain->file.fd, &st) ||
                 fstatat(store->dir_fd, name, &map, AT_SYMLINK_NOFOLLOW))
@@ -358,6 +365,7 @@ static int begin(struct sheaf_store *store, struct sheaf_store_write *write,
                 sheaf_group_get(store, write->ref.version->group);
         uint64_t room = write->ref.len_bytes + FILE_BYTES;
         bool freed = true;
+        int64_t start_ns = sheaf_now_ns();
         int rc = sheaf_space_room(store, room);
 
         while ((rc == -EDQUOT || rc == -ENOSPC) && freed && group) {
@@ -373,6 +381,8 @@ static int begin(struct sheaf_store *store, struct sheaf_store_write *write,
         }
         if (rc)
                 return sheaf_space_refused(store, room, rc);
+        if (sheaf_pulse_late(store, start_ns))
+                return sheaf_space_failed(store, -ETIMEDOUT);
         plain = sheaf_plain_find(store, node);
         if (plain && plain->size_bytes != size_bytes) {
                 sheaf_plain_drop(store, plain);

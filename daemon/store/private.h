@@ -7,7 +7,7 @@
  *   segment.c  table of segments;  append.c  filling them
  *   plain.c    large files;  plain_check.c  their hashing and leases
  *   version.c  flat arrays;  recover.c  what a start finds
- *   probe.c    what the file system lacks
+ *   probe.c    what the file system lacks;  pulse.c  whether it answers
  *
  * Everything runs on the loop thread unless a comment says "pool". */
 #ifndef SHEAF_DAEMON_STORE_PRIVATE_H
@@ -135,6 +135,8 @@ void sheaf_append_write(
         struct sheaf_store *store, struct sheaf_store_write *write);
 /* Gives waiting writes of all groups another try (a buffer is free). */
 void sheaf_append_kick(struct sheaf_store *store);
+/* Gives up what waits for a segment or a buffer: the disk is slow. */
+void sheaf_append_give_up(struct sheaf_store *store);
 /* Pushes what is older than @age_ns. */
 void sheaf_append_flush(struct sheaf_store *store, int64_t age_ns);
 /* Flushes and closes the group's open segment. */
@@ -205,6 +207,13 @@ int sheaf_space_refused(struct sheaf_store *store, uint64_t bytes, int rc);
 void sheaf_space_wrote(struct sheaf_store *store);
 /* Ends the states whose cause is gone; called now and then. */
 void sheaf_space_settle(struct sheaf_store *store);
+
+/* ---- the disk's pulse ---- */
+
+/* Looks whether the disk answers in time; called at each tick. */
+void sheaf_pulse_step(struct sheaf_store *store);
+/* After calls that began at @start_ns: the disk is slow, do no more. */
+bool sheaf_pulse_late(struct sheaf_store *store, int64_t start_ns);
 
 /* ---- places ---- */
 
@@ -396,6 +405,13 @@ struct sheaf_store {
         struct sheaf_log_once full_once, bad_once, io_once;
         struct sheaf_shortage disk_short, read_short, limit_short;
         bool degraded_told; /* the log has it */
+
+        bool slow; /* the disk does not answer in time (pulse.c) */
+        struct sheaf_pulse *beat; /* under way, or NULL */
+        int64_t beaten_ns;        /* when the last one ended */
+        int64_t used_ns;          /* when reads or writes were last seen */
+        uint64_t used_count;      /* how many there were then */
+        unsigned int quick_beats;
 };
 
 /* What store_private of a read holds. */

@@ -159,6 +159,9 @@ static int aim(
         char name[48];
         int rc;
 
+        if (store->slow &&
+                (op->plain ? op->plain->file.fd : op->segment->file.fd) < 0)
+                return -EAGAIN;
         if (op->plain) {
                 at = (at >> SHEAF_PLAIN_GEN_BITS) * SHEAF_CHUNK_BYTES_MAX;
                 sheaf_plain_name(op->plain->node, "", name);

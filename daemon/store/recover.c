@@ -524,12 +524,15 @@ bool sheaf_recover_step(struct sheaf_store *store)
 {
         static const char *const names[] = { "segments", "plain", "versions" };
         struct dirent *entry;
+        int64_t start_ns = sheaf_now_ns();
 
         if (store->sweep_at >= SHEAF_ARRAY_LEN(names))
                 return false;
         if (!store->sweep)
                 store->sweep = open_dir(store, names[store->sweep_at]);
-        for (int i = 0; store->sweep && i < STEP_ENTRIES; i++) {
+        for (int i = 0; store->sweep && i < STEP_ENTRIES &&
+                        !sheaf_pulse_late(store, start_ns);
+                i++) {
                 entry = readdir(store->sweep);
                 if (!entry) {
                         closedir(store->sweep);

@@ -28,7 +28,7 @@ static uint64_t blocks_of(const struct sheaf_store *store, const char *name)
         return (uint64_t)st.st_blocks * 512;
 }
 
-static uint64_t du_versions(const struct sheaf_store *store)
+static uint64_t du_versions(struct sheaf_store *store, int64_t start_ns)
 {
         uint64_t bytes = 0;
         struct dirent *entry;
@@ -40,7 +40,7 @@ static uint64_t du_versions(const struct sheaf_store *store)
                 sheaf_close_p(&fd);
                 return 0;
         }
-        while ((entry = readdir(dir))) {
+        while (!sheaf_pulse_late(store, start_ns) && (entry = readdir(dir))) {
                 static const char *const names[] = { "", "/listing", "/digests",
                         "/places" };
                 char path[PATH_MAX];
@@ -64,10 +64,20 @@ void sheaf_space_meta(struct sheaf_store *store)
                 "catalog.damaged/data.mdb", "catalog.damaged/lock.mdb",
                 "segments", "plain", "versions", "sheafd.log", "sheafd.log.1" };
 
-        store->meta_bytes = 0;
-        for (size_t i = 0; i < SHEAF_ARRAY_LEN(names); i++)
-                store->meta_bytes += blocks_of(store, names[i]);
-        store->version_meta_bytes = du_versions(store);
+        int64_t start_ns = sheaf_now_ns();
+        uint64_t meta = 0, versions;
+
+        /* These are many calls: on a slow disk the figures stay. */
+        for (size_t i = 0; i < SHEAF_ARRAY_LEN(names) && !store->slow; i++) {
+                meta += blocks_of(store, names[i]);
+                if (sheaf_pulse_late(store, start_ns))
+                        return;
+        }
+        versions = du_versions(store, start_ns);
+        if (store->slow)
+                return;
+        store->meta_bytes = meta;
+        store->version_meta_bytes = versions;
 }
 
 uint64_t sheaf_space_used(const struct sheaf_store *store)
@@ -144,6 +154,10 @@ static const char *cause(int rc)
         case -ENOENT:
                 return "the directory of the cache went away; bring it back, "
                        "or restart with another --cache directory";
+        case -ETIMEDOUT:
+                return "the disk of the cache answers too slowly; see what "
+                       "loads it, or use another --cache directory: reads go "
+                       "on from memory and origin";
         case -EMFILE:
         case -ENFILE:
                 return "too few descriptors are allowed to open the cache's "

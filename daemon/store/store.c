@@ -88,10 +88,13 @@ static void on_tick(uv_timer_t *timer)
 {
         struct sheaf_store *store = timer->data;
 
+        sheaf_pulse_step(store);
         sheaf_append_flush(store, SHEAF_FLUSH_IDLE_NS);
         if (!writes_waiting(store))
                 uv_unref((uv_handle_t *)timer);
         sheaf_places_commit(store, false);
+        if (store->slow)
+                return;
         sheaf_space_settle(store);
         if (sheaf_recover_step(store))
                 return;
@@ -216,6 +219,8 @@ static int open_parts(
                 rc = sheaf_disk_new(store->loop, config->want_uring,
                         store->buffers.regions, SHEAF_BUFFER_CLASSES,
                         &store->disk);
+        if (!rc && config->fuse_ok)
+                sheaf_disk_detach(store->disk);
         if (!rc)
                 rc = sheaf_recover(store);
         if (!rc)
@@ -410,6 +415,8 @@ void sheaf_store_write(
                 rc = -EINVAL;
         else if (!store->bytes_max || store->closing)
                 rc = -EDQUOT;
+        else if (store->slow)
+                rc = sheaf_space_failed(store, -ETIMEDOUT);
         else if (!sheaf_version_find(ref->version, ref->chunk, &place) &&
                  (!large || (sheaf_place_plain(&place) &&
                                     sheaf_place_node(&place) == entry->node)))

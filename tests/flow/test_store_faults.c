@@ -183,3 +183,27 @@ Test(store_faults, quota_for_large_files)
         healthy();
         flow_stop();
 }
+/* ---- slow ---- */
+
+/* Nobody waits for such a disk: what is not in memory comes from the origin,
+ * and the daemon answers. */
+Test(store_faults, each_call_takes_a_second, .timeout = 150)
+{
+        make_set();
+        flow_faulty("any delay=1000\n");
+        read_all();
+        cr_assert(flow_until(20, flow_live()));
+        cr_assert(status_says("answers too slowly"), "%s", flow.last.out);
+        forget_memory();
+        cr_assert(flow_live());
+        read_all();
+        cr_assert(flow_live());
+        flow_faulty("%s", "");
+        healthy();
+        flow_faulty("any delay=1000\n");
+        forget_memory();
+        read_all();
+        flow_faulty("%s", "");
+        healthy();
+        flow_stop();
+}
