@@ -26,6 +26,7 @@
 
 #define GROUPS_MAX   8
 #define VERSIONS_MAX 8
+#define WRITES_MAX   64
 
 struct checked {
         SheafRecord__Dataset *record;
@@ -95,15 +96,35 @@ void cut_truth_add(struct cut_truth *truth, uint32_t id, uint64_t size_bytes)
         }
 }
 
+static int by_file(const void *a, const void *b)
+{
+        const struct cut_file *x = a, *y = b;
+
+        if (x->id != y->id)
+                return x->id < y->id ? -1 : 1;
+        return x->size_bytes < y->size_bytes ? -1
+                                             : x->size_bytes > y->size_bytes;
+}
+
+void cut_truth_clear(struct cut_truth *truth)
+{
+        for (size_t i = 0; i < truth->count; i++)
+                free(truth->files[i].digests);
+        free(truth->files);
+        *truth = (struct cut_truth){ 0 };
+}
+
+void cut_truth_sort(struct cut_truth *truth)
+{
+        qsort(truth->files, truth->count, sizeof(*truth->files), by_file);
+}
+
 static const struct cut_file *find_truth(
         const struct cut_truth *truth, uint32_t id, uint64_t size_bytes)
 {
-        for (size_t i = 0; i < truth->count; i++) {
-                if (truth->files[i].id == id &&
-                        truth->files[i].size_bytes == size_bytes)
-                        return &truth->files[i];
-        }
-        return NULL;
+        struct cut_file key = { .id = id, .size_bytes = size_bytes };
+
+        return bsearch(&key, truth->files, truth->count, sizeof(key), by_file);
 }
 
 static const struct cut_file *truth_of(
@@ -270,28 +291,54 @@ static void on_write(struct sheaf_store_write *write, int rc)
         w->done = true;
 }
 
-static int write_chunk(struct check *c, const struct reading *r)
+/* Begins to write one chunk anew. */
+static int begin_write(
+        struct check *c, const struct reading *r, struct waited *w)
 {
-        static _Alignas(4096) uint8_t bytes[SHEAF_CHUNK_BYTES_MAX];
         const struct cut_file *file = r->file;
         struct sheaf_chunk_ref ref = r->read.ref;
-        struct waited w = {
-                .write = { .ref = ref, .bytes = bytes, .done = on_write }
-        };
+        void *bytes = aligned_alloc(
+                CUT_BLOCK, sheaf_round_up(ref.len_bytes, CUT_BLOCK));
 
+        if (!bytes)
+                return wrong(c, "no memory");
         flow_stamp_bytes(bytes, cut_stamp(file->id, file->size_bytes),
                 ref.index * SHEAF_CHUNK_BYTES_MAX, ref.len_bytes);
+        *w = (struct waited){
+                .write = { .ref = ref, .bytes = bytes, .done = on_write }
+        };
         sheaf_version_learn(ref.version, ref.chunk, right(r));
-        sheaf_store_write(c->store, &w.write);
-        while (!w.done) {
-                sheaf_store_flush(c->store);
-                uv_run(&c->loop, UV_RUN_ONCE);
-        }
-        if (w.rc && w.rc != -EDQUOT && w.rc != -EEXIST)
-                return wrong(c, "f%u: cannot be written: %s", file->id,
-                        strerror(-w.rc));
-        c->report->rewritten += !w.rc;
+        sheaf_store_write(c->store, &w->write);
         return 0;
+}
+
+/* Writes the chunks that were not there, some at once. */
+static int write_missing(
+        struct check *c, const struct reading *reads, size_t count)
+{
+        struct waited some[WRITES_MAX];
+        int rc = 0;
+
+        for (size_t i = 0; !rc && i < count;) {
+                size_t n = 0;
+
+                for (; !rc && n < WRITES_MAX && i < count; i++)
+                        if (reads[i].rc)
+                                rc = begin_write(c, &reads[i], &some[n++]);
+                for (size_t k = 0; !rc && k < n; k++) {
+                        while (!some[k].done) {
+                                sheaf_store_flush(c->store);
+                                uv_run(&c->loop, UV_RUN_ONCE);
+                        }
+                        free((void *)(uintptr_t)some[k].write.bytes);
+                        c->report->rewritten += !some[k].rc;
+                        if (some[k].rc && some[k].rc != -EDQUOT &&
+                                some[k].rc != -EEXIST)
+                                rc = wrong(c, "cannot be written: %s",
+                                        strerror(-some[k].rc));
+                }
+        }
+        return rc;
 }
 
 /* A file that the kernel would read by itself. */
@@ -397,10 +444,10 @@ static int end_files(
                 } else if (reads[i].rc != -ENOENT && reads[i].rc != -EBADMSG) {
                         rc = wrong(c, "f%u: %s", reads[i].file->id,
                                 strerror(-reads[i].rc));
-                } else if (repair) {
-                        rc = write_chunk(c, &reads[i]);
                 }
         }
+        if (!rc && repair)
+                rc = write_missing(c, reads, count);
         return *c->report->text ? -EBADMSG : rc;
 }
 

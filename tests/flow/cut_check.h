@@ -27,6 +27,9 @@ static inline uint32_t cut_stamp(uint32_t id, uint64_t size_bytes)
 }
 
 void cut_truth_add(struct cut_truth *truth, uint32_t id, uint64_t size_bytes);
+/* Once all are there, before any check. */
+void cut_truth_sort(struct cut_truth *truth);
+void cut_truth_clear(struct cut_truth *truth);
 
 /* What may be true of a dataset: "absent", or gN for its newest version (N:
  * generation of its first file), with s behind it when sealed. */

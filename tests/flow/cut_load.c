@@ -18,6 +18,8 @@
 #include <stdio.h>
 
 #define LARGE_BYTES (UINT64_C(5) << 20)
+#define READ_MAX    200u
+#define TINY_FILES  17000
 
 static uint64_t draw(struct cut_load *load, uint64_t below)
 {
@@ -47,7 +49,9 @@ static void make_set(struct cut_load *load, unsigned int k, const char *name,
         *set = (struct cut_set){ .name = name,
                 .first = 1000 * (k + 1),
                 .count = count,
-                .large = large };
+                .large = large,
+                .sizes = sheaf_new(uint64_t, count) };
+        cr_assert(set->sizes);
         for (uint32_t i = 0; i < count; i++) {
                 uint64_t size = 8 + draw(load, small_bytes_max);
 
@@ -86,6 +90,12 @@ static void step(struct cut_load *load, const char *name, const char *state,
         cut_disk_mark(load->disk, "done %s %s", name, state);
 }
 
+/* Of tiny files some are enough here: cut_check reads all. */
+static uint32_t read_count(const struct cut_set *set)
+{
+        return SHEAF_MIN(set->count, READ_MAX);
+}
+
 int cut_load_read(
         const struct cut_load *load, const char *name, char ret_path[64])
 {
@@ -100,7 +110,7 @@ int cut_load_read(
                 return rc;
         while (strcmp(set->name, name))
                 set++;
-        for (uint32_t i = 0; !rc && i < set->count; i++) {
+        for (uint32_t i = 0; !rc && i < read_count(set); i++) {
                 uint32_t id = set->first + i;
                 uint64_t ordinal;
                 int64_t size;
@@ -132,7 +142,7 @@ int cut_load_check(const struct cut_load *load, const char *name,
 
         while (strcmp(set->name, name))
                 set++;
-        for (uint32_t i = 0; !rc && i < set->count; i++) {
+        for (uint32_t i = 0; !rc && i < read_count(set); i++) {
                 uint32_t id = set->first + i;
                 char path[128];
 
@@ -199,9 +209,13 @@ static void start(struct cut_load *load)
         flow_start();
 }
 
-static void first_day(struct cut_load *load)
+static void first_day(struct cut_load *load, bool tiny)
 {
         start(load);
+        if (tiny) {
+                step(load, "d", "g0", "sheaf add d %s/d", flow.origin);
+                flow_ok("sheaf warmup --disk d");
+        }
         step(load, "a", "g0", "sheaf add a %s/a", flow.origin);
         read_set(load, "a");
         step(load, "b", "g0", "sheaf add b %s/b", flow.origin);
@@ -216,7 +230,7 @@ static void first_day(struct cut_load *load)
         stop(load, 2);
 }
 
-static void second_day(struct cut_load *load)
+static void second_day(struct cut_load *load, unsigned int sets)
 {
         char path[64];
 
@@ -236,11 +250,11 @@ static void second_day(struct cut_load *load)
         cr_assert_eq(
                 cut_load_check(load, "a", flow.mount, path), 0, "%s", path);
         flow_umount(flow.mount);
-        stop(load, 3);
+        stop(load, sets);
 }
 
 void cut_load_run(struct cut_load *load, struct cut_disk *disk,
-        struct cut_truth *truth, uint64_t seed)
+        struct cut_truth *truth, uint64_t seed, bool tiny)
 {
         *load = (struct cut_load){
                 .disk = disk, .truth = truth, .state = seed
@@ -248,8 +262,18 @@ void cut_load_run(struct cut_load *load, struct cut_disk *disk,
         make_set(load, 0, "a", 120, 2, 64 << 10);
         make_set(load, 1, "b", 80, 1, 64 << 10);
         make_set(load, 2, "c", 60, 2, 1 << 20);
-        first_day(load);
-        second_day(load);
+        if (tiny)
+                make_set(load, 3, "d", TINY_FILES, 0, 1200);
+        first_day(load, tiny);
+        second_day(load, tiny ? CUT_SETS : CUT_SETS - 1);
+        cut_truth_sort(truth);
+}
+
+void cut_load_clear(struct cut_load *load)
+{
+        for (unsigned int k = 0; k < CUT_SETS; k++)
+                free(load->sets[k].sizes);
+        flow_ok("rm -rf %s/*", flow.origin);
 }
 
 /* ---- claims ---- */

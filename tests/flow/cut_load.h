@@ -6,15 +6,14 @@
 #include "tests/flow/cut.h"
 #include "tests/flow/cut_check.h"
 
-#define CUT_SETS      3
-#define CUT_FILES_MAX 160
+#define CUT_SETS 4
 
 /* Files f<first>, f<first + 1>, ... below origin/<name>; the last ones are
  * large. Sizes are of now; the last octal digit is the generation. */
 struct cut_set {
         const char *name;
         uint32_t first, count, large;
-        uint64_t sizes[CUT_FILES_MAX];
+        uint64_t *sizes;
 };
 
 struct cut_load {
@@ -25,9 +24,11 @@ struct cut_load {
 };
 
 /* Two runs with @seed do the same, but for the order of what is parallel.
- * Ends with the daemon stopped and the disk still mounted. */
+ * @tiny: with so many tiny files that a stop commits their digests to the
+ * catalog. Ends with the daemon stopped and the disk still mounted. */
 void cut_load_run(struct cut_load *load, struct cut_disk *disk,
-        struct cut_truth *truth, uint64_t seed);
+        struct cut_truth *truth, uint64_t seed, bool tiny);
+void cut_load_clear(struct cut_load *load);
 
 /* What a state at @event must show, by the marks before it; @claims: what was
  * true when the recording began. */

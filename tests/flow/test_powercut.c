@@ -4,15 +4,15 @@
  * each; for some of them the whole daemon is started, and the power cut again
  * while it recovers and reads.
  *
- * POWERCUT_SEED (1), POWERCUT_PREFIXES: cuts right at a flush, POWERCUT_STATES:
- * cuts between flushes, POWERCUT_DAEMONS: of those with a daemon,
- * POWERCUT_SECOND: second cuts for each of them. A failure prints what repeats
- * it: the seed makes the work, event and draw the state. */
+ * A day is short in a test; by tools/soak it has all prefixes and more subsets,
+ * and there are several days. A failure prints what repeats it: the seed makes
+ * the work, event and draw the state. POWERCUT_DUMP: a file for that state. */
 #include "tests/fakes/block_log.h"
 #include "tests/flow/cut.h"
 #include "tests/flow/cut_check.h"
 #include "tests/flow/cut_load.h"
 #include "tests/flow/harness.h"
+#include "tests/flow/soak.h"
 
 #include <criterion/criterion.h>
 #include <stdio.h>
@@ -36,15 +36,8 @@ struct run {
         struct cut_report *report;
         uint64_t lost, no_mount;
         double first_s; /* from a start to the first read, the longest */
-        double begun, told;
+        double told;
 };
-
-static uint64_t number(const char *name, uint64_t otherwise)
-{
-        const char *text = getenv(name);
-
-        return text ? strtoull(text, NULL, 10) : otherwise;
-}
 
 static uint64_t draw(uint64_t *state)
 {
@@ -63,24 +56,31 @@ static int memory_file(void)
         return fd;
 }
 
-static void tell(struct run *run, bool end)
+static const char *figures(const struct run *run)
 {
+        static char text[512];
         const struct cut_report *r = run->report;
 
-        if (!end && flow_now() - run->told < 10)
-                return;
-        run->told = flow_now();
-        fprintf(stderr,
-                "powercut: %.0f s, %llu states, %llu sectors lost, %llu chunks "
-                "served, %llu files by passthrough, %llu bad headers, %llu bad "
-                "payloads, slowest open %.3f s, slowest first read %.3f s, "
-                "%llu without a file system\n",
-                run->told - run->begun, (unsigned long long)r->states,
-                (unsigned long long)run->lost, (unsigned long long)r->served,
+        snprintf(text, sizeof(text),
+                "%llu states, %llu sectors lost, %llu chunks served, %llu "
+                "files by passthrough, %llu bad headers, %llu bad payloads, "
+                "slowest open %.3f s, slowest first read %.3f s, %llu without "
+                "a file system",
+                (unsigned long long)r->states, (unsigned long long)run->lost,
+                (unsigned long long)r->served,
                 (unsigned long long)r->passed_through,
                 (unsigned long long)r->bad_headers,
                 (unsigned long long)r->bad_payloads, r->open_s_max,
                 run->first_s, (unsigned long long)run->no_mount);
+        return text;
+}
+
+static void tell(struct run *run)
+{
+        if (flow_now() - run->told < 10)
+                return;
+        run->told = flow_now();
+        fprintf(stderr, "powercut: %s\n", figures(run));
 }
 
 /* ---- one state ---- */
@@ -118,10 +118,10 @@ static void check_state(struct run *run, struct cut_tape *tape, uint64_t draw,
         if (rc && rc != -ENODEV)
                 dump(run, tape, draw);
         cr_assert(rc == 0 || rc == -ENODEV,
-                "%s: POWERCUT_SEED=%llu event=%zu draw=%llu: %s", what,
+                "%s: SOAK_SEED=%llu event=%zu draw=%llu: %s", what,
                 (unsigned long long)run->seed, tape->at,
                 (unsigned long long)draw, run->report->text);
-        tell(run, false);
+        tell(run);
 }
 
 /* ---- which cuts ---- */
@@ -307,7 +307,7 @@ static void check_twice(struct run *run, size_t daemons, size_t second)
 
 /* ---- */
 
-static void record(struct run *run)
+static void record(struct run *run, bool tiny)
 {
         int image_fd = cut_image_new(IMAGE_BYTES);
 
@@ -315,33 +315,51 @@ static void record(struct run *run)
         cr_assert(flow_run("cp --sparse=always /proc/%d/fd/%d /proc/%d/fd/%d",
                           getpid(), image_fd, getpid(), run->before_fd) == 0);
         cut_disk_begin(&run->disk, "first", image_fd, flow_path("disk"));
-        cut_load_run(&run->load, &run->disk, &run->truth, run->seed);
+        cut_load_run(&run->load, &run->disk, &run->truth, run->seed, tiny);
         cut_disk_end(&run->disk);
         close(image_fd);
         cut_log_open(run->disk.log, &run->log);
 }
 
-Test(powercut, any_state_after_a_cut_recovers)
+/* How much of a day is looked at. */
+struct depth {
+        size_t prefixes, subsets, daemons, second;
+        bool tiny;
+};
+
+static void one_day(struct run *run, const struct depth *depth)
 {
+        record(run, depth->tiny);
+        fprintf(stderr, "powercut: a day of %zu writes and %zu flushes\n",
+                run->log.writes, run->log.flushes);
+        check_cuts(run, BLOCK_MARK, SIZE_MAX);
+        check_cuts(run, BLOCK_FLUSH, depth->prefixes);
+        check_cuts(run, BLOCK_WRITE, depth->subsets);
+        check_twice(run, depth->daemons, depth->second);
+        cut_log_close(&run->log);
+        cut_truth_clear(&run->truth);
+        cut_load_clear(&run->load);
+        close(run->before_fd);
+}
+
+Test(powercut, days)
+{
+        static const struct depth brief = { 10, 40, 2, 5, false };
+        static const struct depth whole[] = { { SIZE_MAX, 250, 5, 10, false },
+                { SIZE_MAX, 250, 5, 10, true } };
         static struct run run;
+        struct soak soak;
 
         cut_require();
-        run.seed = number("POWERCUT_SEED", 1);
-        run.begun = run.told = flow_now();
+        soak_begin(&soak, "powercut", "days", 1, 1);
+        run.told = flow_now();
         run.report = cut_report_new();
         run.state_fd = memory_file();
         flow.disk = "64MiB";
-        flow.extra = NULL;
         snprintf(flow.cache, sizeof(flow.cache), "%s/disk/c", flow.base);
-        record(&run);
-        fprintf(stderr, "powercut: %zu writes and %zu flushes in %.1f s\n",
-                run.log.writes, run.log.flushes, flow_now() - run.begun);
-        check_cuts(&run, BLOCK_MARK, SIZE_MAX);
-        check_cuts(&run, BLOCK_FLUSH, number("POWERCUT_PREFIXES", 10));
-        check_cuts(&run, BLOCK_WRITE, number("POWERCUT_STATES", 40));
-        check_twice(&run, number("POWERCUT_DAEMONS", 2),
-                number("POWERCUT_SECOND", 5));
-        tell(&run, true);
+        for (run.seed = soak.seed; soak_next(&soak); run.seed++)
+                one_day(&run, soak.is_long ? &whole[run.seed % 2] : &brief);
+        soak_end(&soak, "%s", figures(&run));
         cr_assert(run.first_s < FIRST_READ_S, "the first read took %g s",
                 run.first_s);
         cr_assert(run.no_mount * NO_MOUNT_OF <= run.report->states + 50,
