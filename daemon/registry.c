@@ -153,6 +153,20 @@ static bool is_known(void *arg, const uint8_t uuid[16])
         return false;
 }
 
+/* Whether a record has the id. */
+static bool is_dataset(void *arg, uint64_t group)
+{
+        struct sheaf_registry *registry = arg;
+        struct sheaf_reg_dataset *ds;
+
+        if (registry->unreadable)
+                return true;
+        TAILQ_FOREACH (ds, &registry->datasets, link)
+                if (ds->record->id == group)
+                        return true;
+        return false;
+}
+
 static void sweep_cb(uv_timer_t *timer)
 {
         sheaf_registry_sweep(timer->data, false);
@@ -188,6 +202,7 @@ int sheaf_registry_new(const struct sheaf_registry_config *config,
                 return rc;
         }
         sheaf_version_sweep(registry->store, is_known, registry);
+        sheaf_store_group_sweep(registry->store, is_dataset, registry);
         *ret_registry = registry;
         return 0;
 }

@@ -399,3 +399,24 @@ void sheaf_store_group_drop(struct sheaf_store *store, uint64_t group_id)
         sheaf_plain_drop_group(store, group_id);
         sheaf_space_meta(store);
 }
+
+void sheaf_store_group_sweep(struct sheaf_store *store,
+        bool (*is_known)(void *arg, uint64_t group), void *arg)
+{
+        for (struct sheaf_group *g = store->groups; g; g = g->next) {
+                if (!is_known(arg, g->id))
+                        sheaf_store_group_drop(store, g->id);
+        }
+        for (size_t b = 0; b < SHEAF_PLAIN_BUCKETS; b++) {
+                struct sheaf_plain *plain = store->plains[b];
+
+                while (plain) {
+                        struct sheaf_plain *next = plain->next;
+
+                        if (!is_known(arg, plain->group))
+                                sheaf_plain_drop(store, plain);
+                        plain = next;
+                }
+        }
+        sheaf_space_meta(store);
+}

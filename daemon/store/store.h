@@ -177,6 +177,10 @@ void sheaf_store_group_live(
         struct sheaf_store *store, uint64_t group, bool live);
 /* All containers of a group (dataset removed) may go. */
 void sheaf_store_group_drop(struct sheaf_store *store, uint64_t group);
+/* At the start: drops the groups that nobody knows. Their dataset was removed,
+ * and the daemon ended before their containers were gone or filled again. */
+void sheaf_store_group_sweep(struct sheaf_store *store,
+        bool (*is_known)(void *arg, uint64_t group), void *arg);
 
 struct sheaf_store_stats {
         uint64_t bytes_max, bytes_used; /* as du counts, within 1 % */

@@ -342,6 +342,31 @@ static void one_day(struct run *run, const struct depth *depth)
         close(run->before_fd);
 }
 
+/* What is on disk of a dataset that was removed right before the end. */
+Test(powercut, what_was_removed_stays_removed)
+{
+        for (uint32_t i = 1; i <= 100; i++)
+                flow_file(i, 20000, "f%u", i);
+        flow_file(101, 9000000, "f101");
+        flow_start();
+        for (int round = 0; round < 3; round++) {
+                flow_ok("sheaf add data %s", flow.origin);
+                flow_ok("sheaf warmup --disk data");
+                cr_assert_gt(flow_stat("disk.chunks"), 100);
+                flow_ok("sheaf rm data");
+                if (round == 1)
+                        flow_stop();
+                else
+                        flow_kill();
+                flow_start();
+                cr_assert(flow_until(20, flow_stat("disk.chunks") == 0),
+                        "round %d: %g chunks of nobody", round,
+                        flow_stat("disk.chunks"));
+                cr_assert_eq(flow_stat("disk.plain_files"), 0);
+        }
+        flow_stop();
+}
+
 Test(powercut, days)
 {
         static const struct depth brief = { 10, 40, 2, 5, false };
@@ -352,6 +377,7 @@ Test(powercut, days)
 
         cut_require();
         soak_begin(&soak, "powercut", "days", 1, 1);
+        flow.run_limit_s = 600; /* many tiny files, on a loaded machine */
         run.told = flow_now();
         run.report = cut_report_new();
         run.state_fd = memory_file();
