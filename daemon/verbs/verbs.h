@@ -41,8 +41,8 @@ bool sheaf_conn_may_see(
         const struct sheaf_conn *conn, const struct sheaf_conn *other);
 /* The daemon's own figures, as far as @conn may see them, in @ret_space: free
  * it after use. */
-SHEAF_MUST_CHECK int sheaf_stats_node(struct sheaf_conn *conn,
-        void **ret_space, Sheaf__Metric ***ret_metrics, size_t *ret_count);
+SHEAF_MUST_CHECK int sheaf_stats_node(struct sheaf_conn *conn, void **ret_space,
+        Sheaf__Metric ***ret_metrics, size_t *ret_count);
 
 /* What --share says. 0; -EINVAL; -ENOENT no such group. */
 SHEAF_MUST_CHECK int sheaf_share_parse(
