@@ -211,6 +211,7 @@ Test(users, existence_is_not_told)
                 0);
         cr_assert(!strstr(flow.last.out, "payload_bytes"), "%s", flow.last.out);
         cr_assert(!strstr(flow.last.out, "disk.chunks"), "%s", flow.last.out);
+        cr_assert(!strstr(flow.last.out, "disk.bytes"), "%s", flow.last.out);
         cr_assert_gt(flow_stat("disk.payload_bytes"), 0, "root sees it");
         /* The name is free for others, too. */
         cr_assert_eq(flow_run_as(OTHER, 0, "sheaf add hidden %s", flow.origin),
