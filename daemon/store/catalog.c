@@ -24,6 +24,8 @@
 
 #define KEY_BYTES_MAX 400
 
+#define PAGE_HEADER_BYTES 16 /* of LMDB; it begins with the page's number */
+
 /* Its presence in the directory tells the next start. */
 #define DAMAGED "damaged"
 
@@ -92,6 +94,22 @@ static void note_damage(struct sheaf_catalog *catalog)
                 }                                                              \
                 rc_;                                                           \
         })
+
+/* Whether what LMDB gave out can be: a key or a value ends with its page,
+ * but for large values, which begin behind the header of their first one. */
+static bool sane(const MDB_val *value, uint64_t pages)
+{
+        uint64_t at = (uintptr_t)value->mv_data % SHEAF_DISK_PAGE;
+        uint64_t first;
+
+        if (at + value->mv_size <= SHEAF_DISK_PAGE)
+                return true;
+        if (at != PAGE_HEADER_BYTES)
+                return false;
+        memcpy(&first, (const char *)value->mv_data - at, sizeof(first));
+        return first < pages &&
+               at + value->mv_size <= (pages - first) * SHEAF_DISK_PAGE;
+}
 
 /* Bytes that this thread has handed to write calls; 0 where not known. */
 static uint64_t thread_written(void)
@@ -278,6 +296,8 @@ static int find(struct sheaf_catalog *catalog,
         if (rc)
                 return rc;
         rc = to_errno(mdb_get(catalog->reader, catalog->digests, &key, &value));
+        if (!rc && !sane(&value, 0))
+                rc = -EBADMSG;
         if (!rc && value.mv_size != sizeof(*ret_place))
                 rc = -EIO;
         if (!rc)
@@ -385,7 +405,9 @@ static int each_segment(struct sheaf_catalog *catalog,
                         break;
                 /* Of another size it tells nothing: that segment's own
                  * headers do. */
-                if (value.mv_size != sizeof(segment))
+                if (!sane(&value, 0))
+                        rc = -EBADMSG;
+                if (rc || value.mv_size != sizeof(segment))
                         continue;
                 memcpy(&segment, value.mv_data, sizeof(segment));
                 rc = each(arg, &segment);
@@ -460,10 +482,14 @@ static int next_record(struct sheaf_catalog *catalog, const char *prefix,
 {
         MDB_val key = { strlen(prefix), (void *)prefix }, value;
         MDB_cursor *cursor;
+        MDB_envinfo info;
         int rc = to_errno(mdb_txn_renew(catalog->reader));
 
         if (rc)
                 return rc;
+        rc = to_errno(mdb_env_info(catalog->env, &info));
+        if (rc)
+                goto out;
         if (after)
                 key = (MDB_val){ after->key_bytes, (void *)after->key };
         rc = to_errno(
@@ -472,9 +498,13 @@ static int next_record(struct sheaf_catalog *catalog, const char *prefix,
                 goto out;
         rc = to_errno(mdb_cursor_get(
                 cursor, &key, &value, key.mv_size ? MDB_SET_RANGE : MDB_FIRST));
+        if (!rc && (!sane(&key, 0) || !sane(&value, info.me_last_pgno + 1)))
+                rc = -EBADMSG;
         if (!rc && after && key.mv_size == after->key_bytes &&
                 !memcmp(key.mv_data, after->key, key.mv_size))
                 rc = to_errno(mdb_cursor_get(cursor, &key, &value, MDB_NEXT));
+        if (!rc && (!sane(&key, 0) || !sane(&value, info.me_last_pgno + 1)))
+                rc = -EBADMSG;
         if (!rc &&
                 (key.mv_size > FOUND_KEY_MAX || key.mv_size < strlen(prefix) ||
                         memcmp(key.mv_data, prefix, strlen(prefix))))
@@ -534,6 +564,8 @@ static int next_number(
                 return rc;
         rc = to_errno(
                 mdb_get(catalog->reader, catalog->counters, &key, &value));
+        if (!rc && !sane(&value, 0))
+                rc = -EBADMSG;
         if (!rc && value.mv_size != sizeof(number))
                 rc = -EIO;
         if (!rc)
@@ -596,12 +628,13 @@ static int scan(struct sheaf_catalog *catalog, const struct sheaf_digest *after,
         rc = mdb_cursor_open(catalog->reader, catalog->digests, &cursor);
         if (!rc) {
                 rc = mdb_cursor_get(cursor, &key, &value, MDB_SET_RANGE);
-                if (!rc && key.mv_size == sizeof(*after) &&
+                if (!rc && key.mv_size == sizeof(*after) && sane(&key, 0) &&
                         !memcmp(key.mv_data, after, sizeof(*after)))
                         rc = mdb_cursor_get(cursor, &key, &value, MDB_NEXT);
                 while (!rc && n < max) {
                         if (key.mv_size == sizeof(from) &&
                                 value.mv_size == sizeof(struct sheaf_place) &&
+                                sane(&key, 0) && sane(&value, 0) &&
                                 memcmp(key.mv_data, &none, sizeof(none))) {
                                 memcpy(&ret_items[n].digest, key.mv_data,
                                         key.mv_size);

@@ -13,7 +13,8 @@
 static _Thread_local sigjmp_buf jump;
 static _Thread_local volatile sig_atomic_t armed;
 
-static struct sigaction bus_before, segv_before;
+static const int signals[] = { SIGBUS, SIGSEGV, SIGFPE };
+static struct sigaction before[SHEAF_ARRAY_LEN(signals)];
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static int setup_rc;
 
@@ -25,8 +26,9 @@ static void on_fault(int signal_number, siginfo_t *info, void *context)
                 armed = 0;
                 siglongjmp(jump, 1);
         }
-        sigaction(signal_number,
-                signal_number == SIGBUS ? &bus_before : &segv_before, NULL);
+        for (size_t i = 0; i < SHEAF_ARRAY_LEN(signals); i++)
+                if (signals[i] == signal_number)
+                        sigaction(signal_number, &before[i], NULL);
         /* A fault comes again at once; a signal that was sent does not. */
         if (info->si_code <= 0)
                 raise(signal_number);
@@ -38,9 +40,9 @@ static void setup(void)
                 .sa_flags = SA_SIGINFO | SA_NODEFER };
 
         sigemptyset(&action.sa_mask);
-        if (sigaction(SIGBUS, &action, &bus_before) ||
-                sigaction(SIGSEGV, &action, &segv_before))
-                setup_rc = -errno;
+        for (size_t i = 0; i < SHEAF_ARRAY_LEN(signals); i++)
+                if (sigaction(signals[i], &action, &before[i]))
+                        setup_rc = -errno;
 }
 
 int sheaf_guard_setup(void)

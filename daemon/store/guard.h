@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Calls into LMDB that survive a damaged database.
  *
- * LMDB trusts its file: a damaged page leads its pointers out of the map, or
- * into an assertion. Either ends the call here with -EBADMSG, and not the
- * daemon. What the call held is lost with it (a reader's slot, a lock), so
- * the environment must not be used again: its owner puts it aside.
+ * LMDB trusts its file: a damaged page leads its pointers out of the map, into
+ * a division by zero or an assertion. Each ends the call here with -EBADMSG,
+ * and not the daemon. What the call held is lost with it (a reader's slot, a
+ * lock), so the environment must not be used again: its owner puts it aside.
  *
  * Threads: any; a call is on one thread. */
 #ifndef SHEAF_DAEMON_STORE_GUARD_H
@@ -15,8 +15,8 @@
 #include <lmdb.h>
 #include <setjmp.h>
 
-/* Takes over SIGBUS and SIGSEGV, once in a process. Outside of guarded calls
- * they do what they did before. */
+/* Takes over SIGBUS, SIGSEGV and SIGFPE, once in a process. Outside of guarded
+ * calls they do what they did before. */
 SHEAF_MUST_CHECK int sheaf_guard_setup(void);
 
 /* Assertions of @env end the guarded call. */

@@ -182,6 +182,53 @@ Test(catalog, damage_needs_no_hand)
         damaged("rm key");
 }
 
+static int remove_catalog(const char *path)
+{
+        char command[160];
+
+        snprintf(command, sizeof(command), "rm -rf %s", path);
+        return system(command);
+}
+
+static int same_large(
+        void *arg, const char *key, const void *value, size_t len_bytes)
+{
+        const uint8_t *bytes = value;
+
+        (void)key;
+        cr_assert_eq(len_bytes % 1000, 7);
+        for (size_t i = 0; i < len_bytes; i++)
+                cr_assert_eq(bytes[i], (uint8_t)(i + len_bytes));
+        ++*(int *)arg;
+        return 0;
+}
+
+/* Records of any size come back, also those with pages of their own. */
+Test(catalog, large_records_come_back)
+{
+        char dir[] = "/var/tmp/sheaf-catalog-XXXXXX", path[128], key[32];
+        static uint8_t bytes[600007];
+        struct sheaf_catalog *catalog;
+        int count = 0, n = 0;
+
+        cr_assert_not_null(mkdtemp(dir));
+        snprintf(path, sizeof(path), "%s/catalog", dir);
+        cr_assert_eq(sheaf_catalog_open(path, SHEAF_MIB, &catalog), 0);
+        for (size_t len = 7; len <= sizeof(bytes);
+                len = len * 2 / 1000 * 1000 + 1007) {
+                for (size_t i = 0; i < len; i++)
+                        bytes[i] = (uint8_t)(i + len);
+                snprintf(key, sizeof(key), "dataset/%d", n++);
+                cr_assert_eq(sheaf_catalog_put(catalog, key, bytes, len), 0);
+        }
+        cr_assert_eq(
+                sheaf_catalog_each(catalog, "dataset/", same_large, &count), 0);
+        cr_assert_eq(count, n);
+        sheaf_catalog_close(catalog);
+        cr_assert_eq(remove_catalog(path), 0);
+        cr_assert_eq(rmdir(dir), 0);
+}
+
 static int pass(void *arg, const char *key, const void *value, size_t len_bytes)
 {
         (void)arg;
@@ -234,14 +281,6 @@ static unsigned int look_at_damaged(const char *path)
                 cr_assert_eq(sheaf_catalog_open(path, SHEAF_MIB, &catalog),
                         -EBADMSG);
         return met;
-}
-
-static int remove_catalog(const char *path)
-{
-        char command[160];
-
-        snprintf(command, sizeof(command), "rm -rf %s", path);
-        return system(command);
 }
 
 /* Every page of a database is damaged in turn, as a disk would: no call ends
