@@ -16,8 +16,8 @@
 #define fuzz_must(condition)                                                   \
         do {                                                                   \
                 if (!(condition)) {                                            \
-                        fprintf(stderr, "%s:%d: not so: %s\n", __FILE__,       \
-                                __LINE__, #condition);                         \
+                        dprintf(2, "%s:%d: not so: %s\n", __FILE__, __LINE__,  \
+                                #condition);                                   \
                         abort();                                               \
                 }                                                              \
         } while (0)
