@@ -158,6 +158,9 @@ void *sheaf_segment_summary(struct sheaf_store *store,
 /* What store_private of a write holds. */
 struct sheaf_write_private {
         struct sheaf_store_write *next;
+        struct sheaf_store_write *chained;   /* in store->leads, by digest */
+        struct sheaf_store_write *followers; /* of the same digest */
+        bool leads;
         struct sheaf_place place;
         struct sheaf_digest digest;
         int rc;
@@ -255,6 +258,7 @@ struct sheaf_plain {
 };
 
 #define SHEAF_PLAIN_BUCKETS 4096
+#define SHEAF_LEAD_BUCKETS  1024
 
 struct sheaf_plain *sheaf_plain_find(
         const struct sheaf_store *store, uint64_t node);
@@ -391,6 +395,7 @@ struct sheaf_store {
         uv_idle_t deferred; /* completions that must not be immediate */
         int open_handles;
         struct sheaf_store_write *defer_writes, **defer_writes_tail;
+        struct sheaf_store_write *leads[SHEAF_LEAD_BUCKETS]; /* small ones */
         struct sheaf_store_read *defer_reads, **defer_reads_tail;
         struct sheaf_store_read *wait_reads[SHEAF_BUFFER_CLASSES];
         struct sheaf_store_read **wait_tail[SHEAF_BUFFER_CLASSES];

@@ -4,7 +4,9 @@
  *  1 completions come on a later turn of the loop, never from inside the call
  *  2 a chunk whose digest lies on disk already is not written again; chunks
  *    of large files are kept in their own file all the same
- *  3 close leaves nothing in flight; its handles end as the loop goes on */
+ *  3 of writes with one digest that are under way together the first is
+ *    written, the others wait for what becomes of it
+ *  4 close leaves nothing in flight; its handles end as the loop goes on */
 #include "daemon/store/private.h"
 
 #include <fcntl.h>
@@ -355,11 +357,63 @@ static void on_deferred(uv_idle_t *idle)
         }
 }
 
+static struct sheaf_store_write **lead_bucket(
+        struct sheaf_store *store, const struct sheaf_digest *digest)
+{
+        return &store->leads[sheaf_digest_prefix(digest) % SHEAF_LEAD_BUCKETS];
+}
+
+/* True: another write of that digest is under way, and this one waits. */
+static bool follow(struct sheaf_store *store, struct sheaf_store_write *write)
+{
+        struct sheaf_write_private *p = sheaf_write_private(write), *lead;
+        struct sheaf_store_write **bucket = lead_bucket(store, &p->digest);
+
+        for (struct sheaf_store_write *w = *bucket; w; w = lead->chained) {
+                lead = sheaf_write_private(w);
+                if (!sheaf_digest_equal(&lead->digest, &p->digest))
+                        continue;
+                p->next = lead->followers;
+                lead->followers = write;
+                return true;
+        }
+        p->leads = true;
+        p->chained = *bucket;
+        *bucket = write;
+        return false;
+}
+
+static void lead_no_more(
+        struct sheaf_store *store, struct sheaf_store_write *write, int rc)
+{
+        struct sheaf_write_private *p = sheaf_write_private(write);
+        struct sheaf_store_write **at = lead_bucket(store, &p->digest);
+        struct sheaf_store_write *follower = sheaf_steal(&p->followers);
+
+        while (*at != write)
+                at = &sheaf_write_private(*at)->chained;
+        *at = p->chained;
+        p->leads = false;
+        while (follower) {
+                struct sheaf_store_write *next =
+                        sheaf_write_private(follower)->next;
+
+                /* What is there now is found, else it is written anew. */
+                if (rc)
+                        sheaf_store_finish_write(store, follower, rc);
+                else
+                        sheaf_store_write(store, follower);
+                follower = next;
+        }
+}
+
 void sheaf_store_finish_write(
         struct sheaf_store *store, struct sheaf_store_write *write, int rc)
 {
         struct sheaf_write_private *p = sheaf_write_private(write);
 
+        if (p->leads)
+                lead_no_more(store, write, rc);
         p->rc = rc;
         p->next = NULL;
         *store->defer_writes_tail = write;
@@ -409,7 +463,9 @@ void sheaf_store_write(
         struct sheaf_place place;
         int rc = 0;
 
-        p->digest = ref->version->digests[ref->chunk];
+        *p = (struct sheaf_write_private){
+                .digest = ref->version->digests[ref->chunk],
+        };
         if (!ref->len_bytes || ref->len_bytes > SHEAF_CHUNK_BYTES_MAX ||
                 !sheaf_digest_known(&p->digest))
                 rc = -EINVAL;
@@ -425,7 +481,7 @@ void sheaf_store_write(
                 sheaf_store_finish_write(store, write, rc);
         else if (large)
                 sheaf_plain_write(store, write, entry->node, entry->size_bytes);
-        else
+        else if (!follow(store, write))
                 sheaf_append_write(store, write);
 }
 
