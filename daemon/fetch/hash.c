@@ -6,6 +6,7 @@
  * owns. */
 #include "daemon/fetch/impl.h"
 
+#define ORIGIN_TRIES    2
 #define BATCH_FLIGHTS   16
 #define BATCH_BYTES     (UINT64_C(256) << 10)
 #define HASH_STEP_BYTES (UINT64_C(64) << 10)
@@ -79,7 +80,7 @@ static void from_origin_hashed(
                 return;
         }
         v->counters->verify_failures++;
-        if (f->origin_tries < SHEAF_FLIGHT_TRIES)
+        if (f->origin_tries < ORIGIN_TRIES)
                 sheaf_flight_go_origin(f);
         else
                 sheaf_flight_fail(f, -EIO, sheaf_why_differs);

@@ -56,8 +56,6 @@ struct sheaf_lane {
 };
 LIST_HEAD(sheaf_lane_bucket, sheaf_lane);
 
-#define SHEAF_FLIGHT_TRIES 2
-
 struct sheaf_flight {
         LIST_ENTRY(sheaf_flight) bucket, origin;
         struct sheaf_lane *lane; /* while queued */
@@ -69,7 +67,7 @@ struct sheaf_flight {
         enum sheaf_flight_state state;
         enum sheaf_source source;
         bool hint, dead, ctime_moved, counted, is_late, at_origin, stalled;
-        uint8_t origin_tries; /* up to SHEAF_FLIGHT_TRIES */
+        uint8_t origin_tries;
         int64_t settle_ns;
         struct sheaf_fetch_list waits;
         struct sheaf_store_read disk_read;

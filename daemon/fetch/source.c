@@ -42,11 +42,6 @@ static void origin_done(struct sheaf_origin_read *read, int rc)
                 return;
         }
         v->counters->origin_errors++;
-        /* Once more, for all who wait: networks have bad moments. */
-        if (rc == -EIO && f->origin_tries < SHEAF_FLIGHT_TRIES) {
-                sheaf_flight_go_origin(f);
-                return;
-        }
         /* A link where a file was listed is another tree, too. */
         if (rc == -ESTALE || rc == -ENOENT || rc == -ELOOP || rc == -EXDEV) {
                 v->counters->stale++;
