@@ -164,6 +164,28 @@ static int take_record(
         return 0;
 }
 
+static bool is_version(void *arg, const uint8_t uuid[16])
+{
+        const struct check *c = arg;
+
+        for (unsigned int k = 0; k < c->count; k++)
+                for (size_t i = 0; i < c->sets[k].record->n_version; i++)
+                        if (!memcmp(c->sets[k].record->version[i]->uuid.data,
+                                    uuid, 16))
+                                return true;
+        return false;
+}
+
+static bool is_dataset(void *arg, uint64_t group)
+{
+        const struct check *c = arg;
+
+        for (unsigned int k = 0; k < c->count; k++)
+                if (c->sets[k].record->id == group)
+                        return true;
+        return false;
+}
+
 static int open_versions(struct check *c, struct checked *set)
 {
         for (size_t i = 0; i < set->record->n_version; i++) {
@@ -517,6 +539,11 @@ static int store_open(struct check *c)
                 return wrong(c, "the catalog was given up");
         c->count = 0;
         rc = sheaf_store_each(c->store, "dataset/", take_record, c);
+        /* As the daemon does when it knows its datasets. */
+        if (!rc) {
+                sheaf_version_sweep(c->store, is_version, c);
+                sheaf_store_group_sweep(c->store, is_dataset, c);
+        }
         for (unsigned int k = 0; !rc && k < c->count; k++)
                 rc = open_versions(c, &c->sets[k]);
         return rc;
