@@ -7,7 +7,8 @@
  *
  *  1 the parent exits 0 only after the mount has answered a request
  *  2 a mount that replaces another is made and asked in a place of its own;
- *    until it has answered, nothing happens to the old one
+ *    until it has answered, nothing happens to the old one; without the right
+ *    to move mounts the old one goes when all but the mount itself is done
  *  3 SIGTERM takes the mount out of the tree at once and ends the process
  *    when its last user is gone; a second one ends it now
  *
@@ -47,6 +48,7 @@ struct mount_args {
         struct sheaf_fs_options options;
         uint8_t uuid[16];
         bool has_uuid, foreground, replace;
+        bool swap; /* the mount at @dir goes just before the new one comes */
 };
 
 struct server {
@@ -59,7 +61,7 @@ struct server {
 static const char usage_text[] =
         "usage: sheaf-cachefs [--socket PATH] [--foreground] [--allow-other]\n"
         "                     [--mode auto|small|shard] [--version UUID] "
-        "[--replace]\n"
+        "[--replace | --swap]\n"
         "                     NAME DIR\n";
 
 /* One byte: the exit code. The text of an error went to standard error. The
@@ -170,6 +172,7 @@ static enum exit_code parse_args(int argc, char **argv, struct mount_args *args)
                 { "no-passthrough", no_argument, NULL, 'p' },
                 { "list-xattrs", no_argument, NULL, 'x' },
                 { "replace", no_argument, NULL, 'r' },
+                { "swap", no_argument, NULL, 'w' },
                 { "help", no_argument, NULL, 'h' },
                 { 0 },
         };
@@ -210,6 +213,9 @@ static enum exit_code parse_args(int argc, char **argv, struct mount_args *args)
                         break;
                 case 'r':
                         args->replace = true;
+                        break;
+                case 'w':
+                        args->swap = true;
                         break;
                 case 'h':
                         fputs(usage_text, stdout);
@@ -408,6 +414,13 @@ static enum exit_code serve(struct server *server)
         own_signals(&set);
         pthread_sigmask(SIG_BLOCK, &set, NULL);
         signal(SIGPIPE, SIG_IGN);
+        if (server->args->swap) {
+                rc = sheaf_mounts_unmount(server->args->dir, true);
+                if (rc < 0)
+                        return fail(EXIT_MOUNT,
+                                "%s: cannot take the old mount away: %s",
+                                server->args->dir, strerror(-rc));
+        }
         rc = sheaf_fs_mount(server->fs, server->args->dir);
         if (rc < 0)
                 return fail(EXIT_MOUNT,
@@ -439,7 +452,10 @@ static enum exit_code run(struct mount_args *args, int verdict_fd)
         int rc;
 
         openlog("sheaf-cachefs", LOG_PID, LOG_DAEMON);
-        code = args->replace ? make_staging(args) : clear_place(args);
+        if (args->swap)
+                code = EXIT_DONE; /* the place is the old mount's until then */
+        else
+                code = args->replace ? make_staging(args) : clear_place(args);
         if (!code)
                 code = open_dataset(args, &session, &dataset);
         if (!code) {

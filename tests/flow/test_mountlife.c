@@ -436,6 +436,13 @@ static void refresh_under_looker(uid_t uid, const char *who)
                         round);
         }
         end_looker(looker, who);
+        cr_assert_neq(flow_run_as(uid, 0,
+                              "sheaf mount --refresh --version "
+                              "00000000-0000-0000-0000-000000000001 %s",
+                              flow.mount),
+                0);
+        cr_assert_eq(flow_mounted(flow.mount), 1);
+        flow_ok("cmp %s/g2 %s/g2", flow.mount, flow.origin);
         if (fd >= 0) {
                 cr_assert_eq(
                         pread(fd, &byte, 1, 4999), 1, "%s", strerror(errno));

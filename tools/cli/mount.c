@@ -159,7 +159,7 @@ static int check_dataset(const struct cli *cli, const char *name)
 /* What the mount process is told. */
 struct plan {
         const char *name, *dir, *mode, *version;
-        bool allow_other, foreground, replace;
+        bool allow_other, foreground, replace, swap;
 };
 
 static void fill_argv(const struct cli *cli, const struct plan *plan,
@@ -186,6 +186,8 @@ static void fill_argv(const struct cli *cli, const struct plan *plan,
                 argv[n++] = "--allow-other";
         if (plan->replace)
                 argv[n++] = "--replace";
+        if (plan->swap)
+                argv[n++] = "--swap";
         argv[n++] = "--";
         argv[n++] = plan->name;
         argv[n++] = plan->dir;
@@ -246,29 +248,42 @@ static int try_out(const struct cli *cli, const struct plan *plan)
         return rc;
 }
 
-/* Without the right to move mounts: try, take the old one away, mount. */
+static bool still_shows(const struct cli_old_mount *old)
+{
+        struct sheaf_mount mount;
+        bool ours;
+
+        if (sheaf_mounts_at(old->dir, &mount))
+                return false;
+        ours = sheaf_mount_is_ours(&mount);
+        sheaf_mount_clear(&mount);
+        return ours;
+}
+
+/* Without the right to move mounts: tried out elsewhere, then a process that
+ * has all but the mount takes the old one away and mounts. */
 static int swap(const struct cli *cli, const struct plan *plan,
         const struct cli_old_mount *old)
 {
-        struct plan back = *plan;
+        struct plan next = *plan, back = *plan;
         int rc = try_out(cli, plan);
 
         if (rc)
                 return cli_fail(cli, rc, EIO,
                         "the new mount failed; the old one at '%s' stays",
                         plan->dir);
-        rc = sheaf_mounts_unmount(old->dir, true);
-        if (rc)
-                return cli_fail(cli, CLI_MOUNT_FAILED, -rc,
-                        "cannot take the old mount at '%s' away: %s", plan->dir,
-                        strerror(-rc));
+        next.swap = true;
         if (plan->foreground)
-                return mount_plan(cli, plan);
-        rc = mount_quietly(cli, plan);
+                return mount_plan(cli, &next);
+        rc = mount_quietly(cli, &next);
         if (!rc) {
                 tell(cli, plan->name, plan->dir);
                 return CLI_OK;
         }
+        if (still_shows(old))
+                return cli_fail(cli, rc, EIO,
+                        "the new mount failed; the old one at '%s' stays",
+                        plan->dir);
         back.version = *old->version ? old->version : NULL;
         back.mode = old->mode;
         back.allow_other = old->allow_other;
