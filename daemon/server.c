@@ -23,11 +23,12 @@
 #include <sys/resource.h>
 #include <sys/socket.h>
 
-#define RETRY_MS   20
-#define BRIEF_NS   (2 * SHEAF_NS_PER_SEC)
-#define BRIEF_MAX  8
-#define MUTE_BATCH 8
-#define KEPT_MAX   64
+#define RETRY_MS    20
+#define BRIEF_NS    (2 * SHEAF_NS_PER_SEC)
+#define BRIEF_MAX   8
+#define MUTE_BATCH  8
+#define KEPT_MAX    64
+#define SWEEP_TICKS 10 /* of copies that were let go of */
 
 static void conn_closed(uv_handle_t *handle)
 {
@@ -405,7 +406,8 @@ static void retry_cb(uv_timer_t *timer)
         struct sheaf_listener *listener;
         struct sheaf_conn *conn, *next;
 
-        sheaf_accounts_sweep(&server->accounts);
+        if (++server->ticks % SWEEP_TICKS == 0)
+                sheaf_accounts_sweep(&server->accounts);
         LIST_FOREACH (listener, &server->listeners, link) {
                 if (!listener->resting)
                         continue;
@@ -518,6 +520,7 @@ void sheaf_server_stats(
 {
         *ret_stats = server->stats;
         ret_stats->fds_max = (uint64_t)server->fds_max;
+        ret_stats->copy_bytes = server->accounts.copy_bytes;
         ret_stats->crowded = sheaf_server_crowded(server);
 }
 

@@ -141,6 +141,7 @@ struct sheaf_server_stats {
         uint64_t accepted, refused, dropped_slow, bad_messages, pins_freed_dead;
         uint64_t dropped_mute; /* said no Hello when room was needed */
         uint64_t fds_max;      /* limit of descriptors */
+        uint64_t copy_bytes;   /* of copies that clients hold, now */
         bool crowded;          /* nearly all are in use, now */
 };
 void sheaf_server_stats(const struct sheaf_server *server,

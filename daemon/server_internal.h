@@ -28,6 +28,7 @@ struct sheaf_server {
         struct sheaf_accounts accounts;
         uint64_t numbers;
         uv_timer_t timer; /* retries sends and accepts that lacked fds */
+        uint32_t ticks;   /* of it */
         bool closing;
         int spare_fd; /* given up to accept and refuse when at the limit */
         int brief_count;

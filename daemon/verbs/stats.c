@@ -328,6 +328,7 @@ static void server_metrics(struct sheet *s)
         if (!sheaf_conn_sees_all(s->conn))
                 return;
         gauge(s, "clients", "", clients);
+        gauge(s, "clients.copy_bytes", "", server.copy_bytes);
         counter(s, "clients.accepted", "", server.accepted);
         counter(s, "clients.refused", "", server.refused);
         counter(s, "clients.dropped_slow", "", server.dropped_slow);
