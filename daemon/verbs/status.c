@@ -107,6 +107,14 @@ static void of_disk(struct report *r)
                         "disk I/O runs on threads, not io_uring", st.uring_why,
                         "see: sheaf doctor");
         snprintf(
+                path, sizeof(path), "%s/catalog/damaged", d->config->cache_dir);
+        if (!access(path, F_OK))
+                condition(r, "catalog-damaged", "the catalog is damaged",
+                        "its database cannot be read on; what is added or "
+                        "changed is not kept",
+                        "restart sheafd: it puts the catalog aside, and finds "
+                        "what is cached by its digest");
+        snprintf(
                 path, sizeof(path), "%s/catalog.damaged", d->config->cache_dir);
         if (!access(path, F_OK))
                 condition(r, "catalog-set-aside",
