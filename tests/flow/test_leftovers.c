@@ -177,6 +177,9 @@ Test(leftovers, a_stranger_took_the_usual_place)
 
 /* ---- a large old cache ---- */
 
+#define MORE       60 /* what a kill finds half written */
+#define MORE_BYTES 800000
+
 static uint32_t objects, debris;
 
 static uint64_t size_of(uint32_t i)
@@ -249,10 +252,8 @@ static void start_over(const char *how)
         cr_assert(flow_until(120, debris_left() == 0), "%s: %llu stay", how,
                 (unsigned long long)debris_left());
         cr_assert(flow_until(60, flow_stat("disk.unchecked") == 0),
-                "%s: %g unchecked: %d\n%s", how, flow_stat("disk.unchecked"),
-                flow_run("tail -50 %s; ls -la %s %s/*", flow.log, flow.cache,
-                        flow.cache),
-                flow.last.out);
+                "%s: %g containers stay unchecked", how,
+                flow_stat("disk.unchecked"));
         cr_assert(flow_until(20, space_is_right()), "%s: du %llu, status %.0f",
                 how, (unsigned long long)flow_du(flow.cache),
                 flow_stat("disk.bytes"));
@@ -279,7 +280,8 @@ Test(leftovers, a_large_old_cache)
         flow_mount("data", flow.mount);
         flow_ok("sheaf warmup --quiet data && sheaf warmup --disk --quiet "
                 "data");
-        flow_file(objects + 1, 50000000, "more");
+        for (uint32_t i = 0; i < MORE; i++)
+                flow_file(objects + 1 + i, MORE_BYTES, "more%u", i);
         flow_ok("sheaf update data");
         while (soak_next(&soak))
                 start_over("this disk");
@@ -292,7 +294,7 @@ Test(leftovers, a_large_old_cache)
         before = flow_stat("origin.bytes");
         flow_ok("sheaf warmup --quiet data && sheaf warmup --disk --quiet "
                 "data");
-        cr_assert_leq(flow_stat("origin.bytes") - before, 50000000 + 1e6,
+        cr_assert_leq(flow_stat("origin.bytes") - before, MORE * MORE_BYTES,
                 "what was on disk was fetched again");
         soak_end(&soak, "%u objects, %u leftovers", objects, debris);
         flow_umount(flow.mount);

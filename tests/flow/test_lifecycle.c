@@ -422,7 +422,7 @@ Test(lifecycle, mount_process_killed)
                 server = flow_server(flow.mount);
                 cr_assert_gt(server, 0);
                 kill(server, SIGKILL);
-                cr_assert(flow_until(5, flow_server(flow.mount) != server));
+                cr_assert(flow_until(20, flow_server(flow.mount) != server));
         }
         flow_mount("data", flow.mount);
         cr_assert_eq(flow_check(flow_path("mount/f"), 1, 5000, 4096), 0);
@@ -510,7 +510,7 @@ Test(lifecycle, refresh_leaves_no_gap_and_keeps_the_mode)
                 cr_assert_eq(flow_mounted(flow.mount), 1);
                 cr_assert_eq(
                         flow_check(flow_path("mount/g"), 2, 6000, 4096), 0);
-                cr_assert(flow_until(5, flow_server(flow.mount) != server));
+                cr_assert(flow_until(20, flow_server(flow.mount) != server));
         }
         no_staging();
         if (watcher)
