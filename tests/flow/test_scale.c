@@ -4,7 +4,6 @@
  *
  *   SCALE_DATASETS, SCALE_FILES   datasets that come and go, files in each
  *   SCALE_MANY, SCALE_CLIENTS     datasets at once, client processes
- *   SCALE_FOLDER                  entries of one folder
  *
  *  1 counts (descriptors, processes, maps, pages of the catalog) are compared
  *    between moments when the same datasets exist; memory has a margin, since
@@ -15,6 +14,7 @@
 #include <criterion/criterion.h>
 #include <dirent.h>
 #include <fcntl.h>
+#include <jansson.h>
 #include <signal.h>
 #include <stdio.h>
 #include <sys/stat.h>
@@ -194,6 +194,9 @@ static void make_origins(void)
 {
         generation = calloc(datasets, files);
         cr_assert(generation);
+        /* Quickly made; more would be too much for the memory of most. */
+        if (datasets * files <= 300000)
+                flow_origin_in_memory();
         for (uint64_t d = 0; d < datasets; d++) {
                 mkdir(flow_path("origin/d%d", (int)d), 0755);
                 for (int i = 0; i < FOLDERS; i++)
@@ -392,5 +395,139 @@ Test(scale, grants_come_and_go)
         is_flat(&first, &last);
         soak_end(&soak, "%ld descriptors at first, %ld at last", first.fds,
                 last.fds);
+        flow_stop();
+}
+
+/* ---- many datasets and many clients at once ---- */
+
+/* A total, of an output that is longer than the harness keeps. */
+static double total(const char *name)
+{
+        json_error_t error;
+        json_t *root, *value;
+        double number;
+
+        flow_ok("sheaf stats --json >%s", flow_path("stats.json"));
+        root = json_load_file(flow_path("stats.json"), 0, &error);
+        cr_assert(root, "stats: %s", error.text);
+        value = json_object_get(json_object_get(root, "totals"), name);
+        number = json_number_value(value);
+        json_decref(root);
+        return number;
+}
+
+#define SMALL_FILES 20
+
+/* Reads all of some datasets, each by a session of its own, and checks every
+ * byte; then waits with one of them open until it is killed. */
+static void be_client(uint64_t self, uint64_t clients, uint64_t count, int fd)
+{
+        for (uint64_t d = self; d < count + clients; d += clients) {
+                struct sheaf_session *session;
+                struct sheaf_dataset *dataset;
+                char name[32];
+
+                snprintf(name, sizeof(name), "d%llu",
+                        (unsigned long long)(d % count));
+                if (flow_open(name, &session, &dataset))
+                        _exit(1);
+                for (uint32_t f = 0; f < SMALL_FILES; f++) {
+                        snprintf(name, sizeof(name), "f%u", f);
+                        if (flow_check_view(dataset, name,
+                                    (uint32_t)(d % count) * SMALL_FILES + f + 1,
+                                    3000))
+                                _exit(2);
+                }
+                if (d + clients >= count + clients) {
+                        if (write(fd, "r", 1) != 1)
+                                _exit(3);
+                        pause();
+                }
+                flow_close(session, dataset);
+        }
+        _exit(4);
+}
+
+static void start_clients(pid_t *pids, uint64_t clients, uint64_t count)
+{
+        char byte;
+        int ready[2];
+
+        cr_assert(!pipe(ready));
+        for (uint64_t i = 0; i < clients; i++) {
+                pids[i] = flow_fork(0, 0);
+                cr_assert(pids[i] >= 0);
+                if (!pids[i])
+                        be_client(i, clients, count, ready[1]);
+        }
+        close(ready[1]);
+        for (uint64_t i = 0; i < clients; i++)
+                cr_assert_eq(read(ready[0], &byte, 1), 1,
+                        "a client ended before it was ready");
+        close(ready[0]);
+}
+
+static void end_clients(const pid_t *pids, uint64_t clients)
+{
+        for (uint64_t i = 0; i < clients; i++) {
+                kill(pids[i], SIGKILL);
+                flow_join(pids[i], 10);
+        }
+        cr_assert(flow_until(20, total("clients") <= 1));
+        cr_assert(flow_until(20, total("pins.clients") == 0));
+}
+
+Test(scale, many_datasets_and_clients)
+{
+        uint64_t count = setting("SCALE_MANY", 100);
+        uint64_t clients = setting("SCALE_CLIENTS", 16);
+        struct held added = { 0 }, first = { 0 }, last = { 0 };
+        double took[20];
+        pid_t pids[1024];
+
+        cr_assert(clients <= SHEAF_ARRAY_LEN(pids));
+        flow.memory = "256MiB";
+        flow.run_limit_s = 600;
+        flow.extra = "--user-datasets 4096";
+        for (uint64_t d = 0; d < count; d++)
+                for (uint32_t f = 0; f < SMALL_FILES; f++)
+                        flow_file((uint32_t)d * SMALL_FILES + f + 1, 3000,
+                                "d%d/f%u", (int)d, f);
+        flow_start();
+        flow_ok("for d in %s/*; do sheaf add ${d##*/} $d --quiet || exit 1; "
+                "done",
+                flow.origin);
+        measure(&added);
+        print_held("datasets added:", &added);
+        start_clients(pids, clients, count);
+        measure(&first);
+        print_held("clients read:", &first);
+        for (size_t i = 0; i < SHEAF_ARRAY_LEN(took); i++) {
+                flow_ok("sheaf status --json >/dev/null");
+                took[i] = flow.last.seconds * 1e3;
+        }
+        qsort(took, SHEAF_ARRAY_LEN(took), sizeof(*took), by_value);
+        fprintf(stderr, "scale: status of %d clients: %.1f ms, at most %.1f\n",
+                (int)clients, took[10], took[19]);
+        flow_ok("sheaf stats >/dev/null");
+        fprintf(stderr, "scale: stats of %d datasets: %.1f ms\n", (int)count,
+                flow.last.seconds * 1e3);
+        end_clients(pids, clients);
+        for (int round = 0; round < 3; round++) {
+                start_clients(pids, clients, count);
+                measure(&last);
+                end_clients(pids, clients);
+        }
+        print_held("clients again:", &last);
+        is_flat(&first, &last);
+        flow_ok("for d in %s/*; do sheaf rm ${d##*/} --quiet || exit 1; done",
+                flow.origin);
+        cr_assert(flow_until(
+                30, count_entries(flow_path("cache/versions")) == 0));
+        cr_assert(flow_until(20, flow_fds(flow.daemon) <= 40),
+                "%ld descriptors stay", flow_fds(flow.daemon));
+        measure(&last);
+        print_held("datasets removed:", &last);
+        cr_assert_eq(last.readers, 0);
         flow_stop();
 }
