@@ -201,6 +201,7 @@ int sheaf_registry_new(const struct sheaf_registry_config *config,
                 sheaf_registry_free(registry);
                 return rc;
         }
+        sheaf_registry_age(registry);
         sheaf_version_sweep(registry->store, is_known, registry);
         sheaf_store_group_sweep(registry->store, is_dataset, registry);
         *ret_registry = registry;

@@ -36,6 +36,8 @@ struct sheaf_reg_version *sheaf_registry_add_version(
         struct sheaf_reg_dataset *dataset, SheafRecord__Version *record);
 /* Unloads what nobody holds; removes old versions and left datasets. */
 void sheaf_registry_sweep(struct sheaf_registry *registry, bool all);
+/* Once at start: lets go of versions that nobody held for many starts. */
+void sheaf_registry_age(struct sheaf_registry *registry);
 /* Gives up all lodgings and tenancies of a dataset (it moves to another
  * domain, or goes). False while flights use them: call again. */
 bool sheaf_registry_evacuate(struct sheaf_reg_dataset *dataset);

@@ -3,7 +3,8 @@
  *
  *  1 a version with handles stays loaded; the newest stays on disk
  *  2 an older version is removed when nobody held it for GRACE_NS, so that
- *    clients that reconnect after a restart of the daemon find theirs
+ *    clients that reconnect after a restart of the daemon find theirs; and
+ *    when the daemon never lives that long, after IDLE_STARTS_MAX starts
  *  3 lodgings go only when no flight uses them (registry_domain.c)
  *
  * Threads: loop thread; loading runs on the pool. */
@@ -17,6 +18,9 @@
 
 #define GRACE_NS  (60 * SHEAF_NS_PER_SEC)
 #define UNLOAD_NS (600 * SHEAF_NS_PER_SEC)
+/* Clients reconnect within a second: so many starts do not pass unused, even
+ * when none lives that long. */
+#define IDLE_STARTS_MAX 64
 
 struct sheaf_reg_version *sheaf_registry_add_version(
         struct sheaf_reg_dataset *dataset, SheafRecord__Version *record)
@@ -148,12 +152,23 @@ static int load_start(struct sheaf_reg_version *v)
         return 0;
 }
 
+/* Durable only when it soon would matter. */
+static void end_idle_starts(struct sheaf_reg_version *v)
+{
+        bool many = v->record->idle_starts >= IDLE_STARTS_MAX / 2;
+
+        v->record->idle_starts = 0;
+        if (many)
+                (void)!sheaf_registry_save(v->dataset);
+}
+
 void sheaf_registry_open(struct sheaf_opening *opening)
 {
         struct sheaf_reg_version *v = opening->version;
         int rc;
 
         opening->pending = false;
+        end_idle_starts(v);
         if (v->load == SHEAF_LOADED) {
                 v->handles++;
                 opening->done(opening, 0);
@@ -333,6 +348,64 @@ static void version_remove(struct sheaf_reg_version *v)
                         "dataset=%s serial=%llu", ds->record->name,
                         (unsigned long long)v->record->serial);
         free(v);
+}
+
+/* Counts this start; true: @record, replaced by @next, has had its time. */
+static bool count_start(SheafRecord__Version *record,
+        const SheafRecord__Version *next, bool *ret_changed)
+{
+        if (sheaf_wall_ns() - (int64_t)next->listed_ns < GRACE_NS)
+                return false;
+        *ret_changed = true;
+        return ++record->idle_starts > IDLE_STARTS_MAX;
+}
+
+static void age_dataset(struct sheaf_reg_dataset *ds)
+{
+        SheafRecord__Dataset *record = ds->record;
+        size_t count = record->n_version, kept = 0;
+        sheaf_autofree SheafRecord__Version **all =
+                sheaf_new(SheafRecord__Version *, count + 1);
+        bool changed = false;
+
+        if (!all)
+                return;
+        for (size_t i = 0; i < count; i++) {
+                SheafRecord__Version *v = all[i] = record->version[i];
+
+                if (i + 1 == count ||
+                        !count_start(v, record->version[i + 1], &changed))
+                        record->version[kept++] = v;
+        }
+        record->n_version = kept;
+        if (changed && sheaf_registry_save(ds)) {
+                memcpy(record->version, all, count * sizeof(*all));
+                record->n_version = count;
+                return;
+        }
+        for (size_t i = 0, at = 0; i < count; i++) {
+                struct sheaf_reg_version *v;
+
+                if (at < kept && record->version[at] == all[i]) {
+                        at++;
+                        continue;
+                }
+                v = sheaf_registry_version(ds, all[i]->uuid.data);
+                if (v)
+                        version_remove(v);
+                sheaf_record__version__free_unpacked(all[i], NULL);
+        }
+}
+
+void sheaf_registry_age(struct sheaf_registry *registry)
+{
+        struct sheaf_reg_dataset *ds;
+
+        /* A record that cannot be read stays as it is. */
+        if (registry->unreadable)
+                return;
+        TAILQ_FOREACH (ds, &registry->datasets, link)
+                age_dataset(ds);
 }
 
 static void sweep_old_versions(struct sheaf_reg_dataset *ds, int64_t now_ns)

@@ -300,11 +300,13 @@ static struct sheaf_segment *segment_of(
         return NULL;
 }
 
-static bool plain_of(struct sheaf_store *store, uint64_t group)
+/* Drops one plain file, of @group or (NULL) of any. */
+static bool plain_of(struct sheaf_store *store, const struct sheaf_group *group)
 {
         for (size_t b = 0; b < SHEAF_PLAIN_BUCKETS; b++) {
                 for (struct sheaf_plain *p = store->plains[b]; p; p = p->next) {
-                        if (p->group != group || p->leases || p->busy)
+                        if ((group && p->group != group->id) || p->leases ||
+                                p->busy)
                                 continue;
                         sheaf_plain_drop(store, p);
                         return true;
@@ -331,7 +333,7 @@ struct sheaf_segment *sheaf_space_reuse(struct sheaf_store *store,
                         sheaf_segment_release(store, s);
                         return s;
                 }
-                if (plain_of(store, group->id))
+                if (plain_of(store, group))
                         return NULL;
                 if (group->append.segment && !group->append.segment->busy &&
                         !group->append.buffer)
@@ -358,9 +360,10 @@ void sheaf_space_enforce(struct sheaf_store *store)
                         if (s && s->state == SHEAF_SEGMENT_SEALED && !s->busy)
                                 victim = s;
                 }
-                if (!victim)
+                if (victim)
+                        sheaf_segment_unlink(store, victim);
+                else if (!plain_of(store, NULL))
                         return;
-                sheaf_segment_unlink(store, victim);
         }
 }
 

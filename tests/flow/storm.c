@@ -125,9 +125,26 @@ static bool next_act(void)
         return !storm_board->stop;
 }
 
-/* Counts the outcome of a read. */
-static void count(enum storm_role role, int rc, const char *path)
+static bool is_mount(enum storm_role role)
 {
+        return role == STORM_MOUNT || role == STORM_MOUNT_2;
+}
+
+/* Whether a read says that its deadline passed, and it did; a mount says EIO
+ * to that. */
+static bool is_late(enum storm_role role, int rc, double start)
+{
+        return flow_now() - start >= flow.deadline_s * 0.95 &&
+               (rc == -ETIMEDOUT || rc == -ECONNREFUSED ||
+                       (is_mount(role) && rc == -EIO));
+}
+
+/* Counts the outcome of a read that began at @start. */
+static void count(enum storm_role role, int rc, const char *path, double start)
+{
+        _Atomic uint64_t *counter =
+                &storm_board->errors[role][SHEAF_MIN(-rc, STORM_ERRNOS - 1)];
+
         if (rc == -EBADMSG || rc == -ENODATA)
                 wrong("role %d: %s: %s", role, path,
                         rc == -EBADMSG ? "wrong bytes" : "another length");
@@ -135,10 +152,12 @@ static void count(enum storm_role role, int rc, const char *path)
                 storm_board->done[role]++;
                 return;
         }
-        if (!storm_board->errors[role][SHEAF_MIN(-rc, STORM_ERRNOS - 1)]++)
-                fprintf(stderr, "storm: role %d: %s: %s: %s\n", role, path,
-                        strerror(-rc),
-                        role < STORM_MOUNT ? sheaf_last_error() : "mount");
+        if (is_late(role, rc, start))
+                counter = &storm_board->late[role];
+        if ((*counter)++ == 0)
+                fprintf(stderr, "storm: role %d: %s: %s after %.1f s: %s\n",
+                        role, path, strerror(-rc), flow_now() - start,
+                        is_mount(role) ? "mount" : sheaf_last_error());
 }
 
 /* A session that is connected: a dataset that is not there is not a daemon
@@ -161,6 +180,7 @@ static int connect_first(struct sheaf_session **ret_session)
 static bool open_again(enum storm_role role, const char *name,
         struct sheaf_session **ret_session, struct sheaf_dataset **ret_dataset)
 {
+        double start = flow_now();
         int rc = connect_first(ret_session);
 
         if (rc == -ECONNREFUSED || rc == -ENOENT) {
@@ -174,7 +194,7 @@ static bool open_again(enum storm_role role, const char *name,
                         sheaf_session_free(*ret_session);
         }
         if (rc)
-                count(role, rc, name);
+                count(role, rc, name, start);
         return !rc;
 }
 
@@ -202,6 +222,7 @@ static void hold_views(struct sheaf_dataset *dataset)
         int rcs[HELD];
 
         for (int i = 0; i < HELD; i++) {
+                double start = flow_now();
                 uint64_t ordinal;
 
                 files[i] = soak_pick(&dice, STORM_SMALL);
@@ -211,14 +232,14 @@ static void hold_views(struct sheaf_dataset *dataset)
                         rcs[i] = sheaf_view_file(dataset, ordinal, &views[i]);
                 if (!rcs[i])
                         rcs[i] = check_pieces(&views[i], 1 + files[i]);
-                count(STORM_VIEWS, rcs[i], still_name(files[i]));
+                count(STORM_VIEWS, rcs[i], still_name(files[i]), start);
         }
         flow_sleep(soak_pick(&dice, 300) / 1000.0);
         for (int i = 0; i < HELD; i++) {
                 if (rcs[i])
                         continue;
                 count(STORM_VIEWS, check_pieces(&views[i], 1 + files[i]),
-                        "a held view");
+                        "a held view", flow_now());
                 sheaf_view_release(&views[i]);
         }
 }
@@ -226,6 +247,7 @@ static void hold_views(struct sheaf_dataset *dataset)
 static void read_still(struct sheaf_dataset *dataset, enum storm_role role)
 {
         uint32_t f = soak_pick(&dice, STORM_STILL);
+        double start = flow_now();
         int rc;
 
         if (role == STORM_VIEWS && !soak_pick(&dice, 4)) {
@@ -238,12 +260,13 @@ static void read_still(struct sheaf_dataset *dataset, enum storm_role role)
         else
                 rc = flow_check_read(dataset, still_name(f), 1 + f,
                         still_size(f), 1 + soak_pick(&dice, 1 << 20));
-        count(role, rc, still_name(f));
+        count(role, rc, still_name(f), start);
 }
 
 static void read_moving(struct sheaf_dataset *dataset)
 {
         uint32_t f = soak_pick(&dice, STORM_MOVING), generation;
+        double start = flow_now();
         uint64_t ordinal, size;
         char name[16];
         int rc;
@@ -256,7 +279,7 @@ static void read_moving(struct sheaf_dataset *dataset)
                 rc = flow_check_view(
                         dataset, name, moving_id(f, generation), size);
         }
-        count(STORM_VIEWS_2, rc, name);
+        count(STORM_VIEWS_2, rc, name, start);
 }
 
 /* The version that was opened is no older than what an update said. */
@@ -328,6 +351,7 @@ static void be_mount_reader(enum storm_role role)
         while (next_act()) {
                 uint32_t f = soak_pick(&dice, STORM_STILL);
                 sheaf_autofd int fd = -1;
+                double start = flow_now();
                 int rc = 0;
 
                 snprintf(path, sizeof(path), "%s/%s", dir, still_name(f));
@@ -338,7 +362,7 @@ static void be_mount_reader(enum storm_role role)
                         rc = flow_check(path, 1 + f, still_size(f), 131072);
                 for (int i = 0; !rc && role == STORM_MOUNT_2 && i < 5; i++)
                         rc = read_range(fd, f);
-                count(role, rc, path);
+                count(role, rc, path, start);
                 /* Else the page cache soon answers everything. */
                 if (fd >= 0)
                         posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
@@ -415,11 +439,13 @@ static void read_tiny(uint32_t tiny)
         if (!open_again(STORM_ADD, name, &session, &dataset))
                 return;
         for (uint32_t f = 0; f < TINY_FILES; f++) {
+                double start = flow_now();
+                int rc;
+
                 snprintf(name, sizeof(name), "f%u", f);
-                count(STORM_ADD,
-                        flow_check_view(dataset, name,
-                                TINY_IDS + tiny * TINY_FILES + f, 5000),
-                        name);
+                rc = flow_check_view(
+                        dataset, name, TINY_IDS + tiny * TINY_FILES + f, 5000);
+                count(STORM_ADD, rc, name, start);
         }
         flow_close(session, dataset);
 }

@@ -46,6 +46,8 @@ struct storm_board {
         /* Openings while nobody listened; commands that did not end 0. */
         _Atomic uint64_t refused[STORM_ROLES];
         _Atomic uint64_t errors[STORM_ROLES][STORM_ERRNOS];
+        /* Reads that failed when their deadline was over. */
+        _Atomic uint64_t late[STORM_ROLES];
         /* What `sheaf update` said is there: generations. */
         _Atomic uint32_t moved[STORM_MOVING];
 };

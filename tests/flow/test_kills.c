@@ -7,10 +7,12 @@
  *  2 cachefs: whoever has files open gets an error and never waits for ever;
  *    the next `sheaf mount` works in the same place, without cleaning up
  *  3 readers: no read fails; a listing ends well or with an error
+ *  4 a daemon that never lives long keeps no versions that nobody holds
  *
  * Long forms: `tools/soak clients cachefs readers`. */
 #include "tests/flow/harness.h"
 #include "tests/flow/soak.h"
+#include "tests/flow/world.h"
 
 #include <criterion/criterion.h>
 #include <dirent.h>
@@ -28,7 +30,7 @@ TestSuite(kills, .init = flow_init, .fini = flow_fini, .timeout = 1000000);
 
 #define CLIENT_KILLS  600
 #define CACHEFS_KILLS 40
-#define READER_KILLS  250
+#define READER_KILLS  150
 
 #define FILES 40
 #define SLOTS 8
@@ -598,5 +600,58 @@ Test(kills, readers)
                 "with an error",
                 (unsigned long long)*reads, (unsigned long long)*listed,
                 (unsigned long long)*failed);
+        flow_stop();
+}
+
+/* ---- a daemon that never lives for a minute ---- */
+
+#define STARTS 70 /* more than a version lives through unused */
+
+static uint64_t reconnects(const struct sheaf_dataset *dataset)
+{
+        struct sheaf_stats stats;
+
+        sheaf_stats(dataset, &stats);
+        return stats.reconnects;
+}
+
+static int versions_kept(void)
+{
+        flow_ok("ls %s/versions | wc -l", flow.cache);
+        return atoi(flow.last.out);
+}
+
+Test(kills, old_versions_do_not_pile_up)
+{
+        struct sheaf_session *session;
+        struct sheaf_dataset *dataset;
+        const char *prefix;
+        struct shim *shim = flow_shim(&prefix);
+
+        flow_world("", prefix);
+        flow_file(1, 5000, "held");
+        flow_start();
+        flow_ok("sheaf add data %s", flow.origin);
+        cr_assert_eq(flow_open("data", &session, &dataset), 0);
+        for (uint32_t i = 0; i < 6; i++) {
+                flow_file(10 + i, 5000, "f%u", i);
+                flow_ok("sheaf update data");
+                flow_kill();
+                flow_start();
+        }
+        cr_assert_eq(versions_kept(), 7);
+        atomic_store(&shim->wall_offset_sec, 120);
+        for (int i = 0; i < STARTS; i++) {
+                uint64_t before = reconnects(dataset);
+
+                flow_kill();
+                flow_start();
+                if (i % 10 == 0)
+                        cr_assert(flow_until(20, reconnects(dataset) > before));
+        }
+        cr_assert_eq(flow_check_view(dataset, "held", 1, 5000), 0, "%s",
+                sheaf_last_error());
+        cr_assert_eq(versions_kept(), 2, "%d versions", versions_kept());
+        flow_close(session, dataset);
         flow_stop();
 }

@@ -213,3 +213,22 @@ Test(plain, damage_that_a_read_dropped_is_not_found_again_by_the_check)
         kit_end(&kit);
         kit_version_end(&v);
 }
+
+/* A lower limit holds from the start, when all there is are plain files, too.
+ */
+Test(plain, give_way_to_the_limit)
+{
+        struct kit kit;
+        struct kit_version v;
+
+        kit_begin(&kit, 64 * SHEAF_MIB);
+        kit_version(&kit, &v, 1, 7, sizes, 2, 1);
+        cr_assert_eq(kit_write_all(&kit, &v), 5);
+        kit_version_end(&v);
+        kit_close(&kit);
+        kit.config.bytes_max = 10 * SHEAF_MIB;
+        kit_open(&kit);
+        cr_assert_leq(kit_du(kit.dir), kit.config.bytes_max);
+        cr_assert_leq(kit_stats(&kit).bytes_used, kit.config.bytes_max);
+        kit_end(&kit);
+}
