@@ -28,9 +28,9 @@
 
 TestSuite(kills, .init = flow_init, .fini = flow_fini, .timeout = 1000000);
 
-#define CLIENT_KILLS  600
+#define CLIENT_KILLS  500
 #define CACHEFS_KILLS 40
-#define READER_KILLS  150
+#define READER_KILLS  100
 
 #define FILES 40
 #define SLOTS 8
