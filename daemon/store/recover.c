@@ -5,7 +5,8 @@
  *    rebuilt from its summary, and from there on by length from checked
  *    headers; payload is never scanned
  *  2 after an unclean stop no segment is filled further; after a clean one
- *    a segment that was open goes on
+ *    a segment that was open goes on, unless its room was given back: its
+ *    bytes are counted once, when it is opened
  *  3 nothing found here stops a start: what is damaged is skipped, and its
  *    file deleted by the cleaning behind, in small steps
  *  4 digests that were learned before a crash come back with their records
@@ -259,6 +260,7 @@ static int rebuild(
         } else if (!store->unclean && !segment->unchecked && group &&
                    !group->append.segment &&
                    segment->end_bytes % SHEAF_DISK_PAGE == 0 &&
+                   segment->disk_bytes >= store->segment_bytes &&
                    segment->end_bytes +
                                    sheaf_disk_summary_bytes(segment->records) +
                                    SHEAF_MIB <

@@ -374,3 +374,46 @@ Test(recover, records_that_were_lost_are_not_claimed)
         kit_end(&kit);
         kit_version_end(&v);
 }
+
+/* A kill gives the unused part of a segment back; what is done with that part
+ * later counts again. */
+Test(recover, what_a_kill_gave_back_is_counted_when_it_is_used)
+{
+        enum {
+                COUNT = 1500
+        };
+        struct kit kit;
+        struct kit_version v;
+        uint64_t sizes[COUNT], used, du;
+        int status;
+        pid_t pid;
+
+        share_counter();
+        for (size_t i = 0; i < COUNT; i++)
+                sizes[i] = 5 * 4096 - 128; /* records end at a page */
+        kit_begin(&kit, 512 * SHEAF_MIB);
+        kit_version(&kit, &v, 1, 7, sizes, COUNT, 1);
+        kit_close(&kit);
+        *written = 0;
+        pid = fork();
+        if (pid == 0)
+                child(&kit.config, &v);
+        await_written(60);
+        kill(pid, SIGKILL);
+        cr_assert_eq(waitpid(pid, &status, 0), pid);
+        kit_open(&kit);
+        kit_version_reopen(&kit, &v, 7);
+        for (int i = 0; i < 200 && kit_stats(&kit).unchecked_containers; i++)
+                kit_wait_ms(&kit, 50);
+        kit_close(&kit);
+        kit_open(&kit);
+        kit_version_reopen(&kit, &v, 7);
+        cr_assert_eq(kit_write_all(&kit, &v), COUNT);
+        used = kit_stats(&kit).bytes_used;
+        du = kit_du(kit.dir);
+        cr_assert(du <= used + used / 100 && used <= du + du / 100,
+                "%llu told, %llu used", (unsigned long long)used,
+                (unsigned long long)du);
+        kit_end(&kit);
+        kit_version_end(&v);
+}
