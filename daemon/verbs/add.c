@@ -420,10 +420,11 @@ static bool fd_is_directory(int fd)
                S_ISDIR(x.stx_mode);
 }
 
-/* Text of a path field: at most PATH_MAX - 1 bytes, without NUL. */
+/* Text of a path field: 1 to PATH_MAX - 1 bytes, without NUL. */
 static int path_text(const ProtobufCBinaryData *bytes, char *buf, size_t cap)
 {
-        if (bytes->len >= cap || memchr(bytes->data, 0, bytes->len))
+        if (!bytes->len || bytes->len >= cap ||
+                memchr(bytes->data, 0, bytes->len))
                 return -EINVAL;
         memcpy(buf, bytes->data, bytes->len);
         buf[bytes->len] = 0;

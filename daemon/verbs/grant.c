@@ -137,7 +137,7 @@ void sheaf_verb_grant_socket(
         char dir[PATH_MAX];
 
         if (!wish->n_dataset || wish->n_dataset > DATASETS_MAX ||
-                wish->dir.len >= sizeof(dir) || fd < 0) {
+                !wish->dir.len || wish->dir.len >= sizeof(dir) || fd < 0) {
                 sheaf_conn_error(conn, id, -EINVAL,
                         "a grant names 1 to %d datasets and brings an open "
                         "directory",

@@ -114,15 +114,23 @@ void hostile_end_as(const char *test, const char *suffix)
 /* Asks the daemon something in a session of its own. */
 static int ask(void)
 {
+        struct sheaf_session_options options = { .deadline_ms = 20000 };
+        struct sheaf_session *session = NULL;
         double start = flow_now();
-        bool live = flow_live();
-        unsigned long us = (unsigned long)((flow_now() - start) * 1e6);
+        int rc = sheaf_session_new(&options, &session);
+        unsigned long us;
+
+        if (!rc)
+                rc = sheaf_session_connect(session);
+        if (session)
+                sheaf_session_free(session);
+        us = (unsigned long)((flow_now() - start) * 1e6);
 
         atomic_fetch_add(&progress->asks, 1);
         atomic_fetch_add(&progress->ask_us, us);
         if (us > atomic_load(&progress->ask_us_max))
                 atomic_store(&progress->ask_us_max, us);
-        return live ? 0 : -ETIMEDOUT;
+        return rc;
 }
 
 static void read_on(void)
@@ -178,6 +186,7 @@ bool hostile_long_enough(void)
 
 static void reader_end(const char *test, const char *suffix)
 {
+        int rc = -1;
         double seconds = flow_now() - attack_start, rate, ask_ms;
         unsigned long files = atomic_load(&progress->files), asks;
 
@@ -191,11 +200,13 @@ static void reader_end(const char *test, const char *suffix)
                 asks ? ask_ms / (double)asks : 0,
                 (double)atomic_load(&progress->ask_us_max) / 1e3);
         fflush(stdout);
-        cr_assert(flow_until(10, atomic_load(&progress->files) > files + 1 ||
-                                         flow_wait(reader, 0) >= 0),
+        cr_assert(flow_until(40, atomic_load(&progress->files) > files + 1 ||
+                                         (rc = flow_wait(reader, 0)) >= 0),
                 "the honest reader came to a stop");
         atomic_store(&progress->stop, true);
-        cr_assert_eq(flow_join(reader, 20), 0, "the honest reader failed");
+        if (rc < 0)
+                rc = flow_join(reader, 60);
+        cr_assert_eq(rc, 0, "the honest reader failed: %s", strerror(rc));
         munmap(progress, sizeof(*progress));
 }
 
