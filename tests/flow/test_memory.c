@@ -259,7 +259,7 @@ Test(memory, what_is_let_go_of_is_unmapped)
         flow_start();
         flow_ok("sheaf add data %s", flow.origin);
         cr_assert_eq(flow_open("data", &session, &dataset), 0);
-        for (uint32_t n = 0; n < 24000; n++) {
+        for (uint32_t n = 0; n < 12000; n++) {
                 struct sheaf_view view;
                 uint32_t i, slot = n / 100 % SHEAF_ARRAY_LEN(held);
                 uint64_t ordinal;
@@ -280,9 +280,9 @@ Test(memory, what_is_let_go_of_is_unmapped)
                 } else {
                         sheaf_view_release(&view);
                 }
-                if (n == 8000)
+                if (n == 4000)
                         first = figures_now();
-                if (n > 8000 && n % 2000 == 0)
+                if (n > 4000 && n % 2000 == 0)
                         flat(figures_now(), first);
         }
         for (size_t i = 0; i < SHEAF_ARRAY_LEN(held); i++)
