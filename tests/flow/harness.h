@@ -20,7 +20,7 @@
 
 struct flow_result {
         int rc; /* exit code; 128 + signal; -1: over its time, killed */
-        char out[1 << 18];
+        char out[1 << 20];
         char err[1 << 16];
         double seconds;
 };

@@ -5,8 +5,12 @@
 
 #include <criterion/criterion.h>
 #include <fcntl.h>
+#include <linux/sched.h>
 #include <signal.h>
 #include <stdio.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 
 TestSuite(clients, .init = flow_init, .fini = flow_fini, .timeout = 80);
@@ -198,11 +202,11 @@ Test(clients, a_thousand_are_killed)
         flow_stop();
 }
 
-Test(clients, three_hundred_at_once)
+Test(clients, five_hundred_at_once, .timeout = 240)
 {
         enum {
-                COUNT = 300,
-                KILLED = 240
+                COUNT = 500,
+                KILLED = 400
         };
         static struct client clients[COUNT];
 
@@ -309,5 +313,103 @@ Test(clients, forked_children_hold_pins)
                 close(say[0]);
         }
         cr_assert(flow_until(5, no_pins()), "%s", flow.last.out);
+        flow_stop();
+}
+
+/* ---- a pid that is used again ---- */
+
+/* A process of that very pid, which does nothing; 0: not allowed here. */
+static pid_t start_with_pid(pid_t pid)
+{
+        struct clone_args args = { .exit_signal = SIGCHLD,
+                .set_tid = (uintptr_t)&pid,
+                .set_tid_size = 1 };
+        long rc = syscall(SYS_clone3, &args, sizeof(args));
+
+        if (!rc) {
+                prctl(PR_SET_PDEATHSIG, SIGKILL);
+                for (;;)
+                        pause();
+        }
+        return rc > 0 ? (pid_t)rc : 0;
+}
+
+/* The daemon learns of the end only when the number is somebody else's. */
+Test(clients, pid_used_again)
+{
+        struct client client;
+        pid_t other;
+
+        setup();
+        client = client_start(3);
+        cr_assert_eq(client_ready(&client), 0);
+        cr_assert_geq(flow_stat("pins.bytes"), CHUNK);
+        kill(flow.daemon, SIGSTOP);
+        client_kill(&client);
+        other = start_with_pid(client.pid);
+        kill(flow.daemon, SIGCONT);
+        if (!other) {
+                fprintf(stderr, "SKIP: flow.clients: pid_used_again: %s\n",
+                        strerror(errno));
+                return;
+        }
+        cr_assert_eq(other, client.pid);
+        cr_assert(flow_until(20, no_pins()), "%s", flow.last.out);
+        churn();
+        cr_assert_eq(flow_wait(other, 0), -1, "it was harmed");
+        kill(other, SIGKILL);
+        flow_join(other, 5);
+        flow_stop();
+}
+
+/* ---- writing to what is read-only ---- */
+
+/* Ends 0 when every way of writing failed; the last one kills. */
+static void write_everywhere(void)
+{
+        struct sheaf_session *session;
+        struct sheaf_dataset *dataset;
+        struct sheaf_view view;
+        uint64_t ordinal;
+        void *at;
+        int fd;
+
+        if (flow_open("data", &session, &dataset) ||
+                sheaf_dataset_lookup(dataset, "f05", &ordinal) ||
+                sheaf_view_file(dataset, ordinal, &view))
+                _exit(1);
+        at = view.pieces[0].iov_base;
+        fd = open("/proc/self/mem", O_RDWR | O_CLOEXEC);
+        if (fd >= 0 && pwrite(fd, "x", 1, (off_t)(uintptr_t)at) >= 0)
+                _exit(2);
+        fd = open("/dev/zero", O_RDONLY | O_CLOEXEC);
+        if (read(fd, at, 1) >= 0)
+                _exit(3);
+        if (!mprotect((void *)((uintptr_t)at & ~UINT64_C(4095)), 4096,
+                    PROT_READ | PROT_WRITE))
+                _exit(4);
+        signal(SIGSEGV, SIG_DFL);
+        *(volatile char *)at = 1;
+        _exit(5);
+}
+
+Test(clients, views_cannot_be_written)
+{
+        struct client witness;
+        pid_t pid;
+
+        setup();
+        witness = client_start(5);
+        cr_assert_eq(client_ready(&witness), 0);
+        flow_mount("data", flow.mount);
+        pid = flow_fork(0, 0);
+        if (!pid)
+                write_everywhere();
+        cr_assert_eq(flow_join(pid, 20), 128 + SIGSEGV);
+        client_finish(&witness);
+        cr_assert_eq(flow_check(flow_path("mount/f05"), 5, CHUNK, 1 << 20), 0);
+        churn();
+        cr_assert(flow_until(5, flow_stat("pins.bytes") == 0));
+        flow_umount(flow.mount);
         flow_stop();
 }
