@@ -59,11 +59,20 @@ static int servers(const char *dir)
 
 /* ---- the process of a mount is killed ---- */
 
+/* Asked for from the last to the first: nothing is read ahead. */
+static const char *slow_name(uint32_t i)
+{
+        static char name[32];
+
+        snprintf(name, sizeof(name), "slow/f%08u", 99999999 - i);
+        return name;
+}
+
 /* Reads a file that takes the origin seconds. @direct: around the page
  * cache. Exit status: errno. */
 static pid_t read_slow(uint32_t i, bool direct)
 {
-        const char *path = flow_path("mount/slow/f%u", i);
+        const char *path = flow_path("mount/%s", slow_name(i));
         pid_t pid = flow_fork(0, 0);
         void *buf;
         int fd;
@@ -173,7 +182,7 @@ Test(mountlife, killed_under_readers)
         for (uint32_t i = 0; i < FILES; i++)
                 flow_file(i + 1, 1000 + i, "f%u", i);
         for (uint32_t i = 0; i < 2 * most; i++)
-                flow_file(1000 + i, 70000, "slow/f%u", i);
+                flow_file(1000 + i, 70000, "%s", slow_name(i));
         flow_file(200, WARM, "warm");
         flow_start();
         flow_ok("sheaf add data %s", flow.origin);
