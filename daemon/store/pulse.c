@@ -15,8 +15,8 @@
 #include <stdatomic.h>
 #include <sys/statvfs.h>
 
-#define SLOW_NS  (2 * SHEAF_NS_PER_SEC) /* a beat: four calls or so */
-#define LATE_NS  SHEAF_NS_PER_SEC       /* calls on the loop thread */
+#define SLOW_NS  (4 * SHEAF_NS_PER_SEC) /* a beat: four calls or so */
+#define LATE_NS  (3 * SHEAF_NS_PER_SEC) /* calls on the loop thread */
 #define QUICK_NS (INT64_C(200) * SHEAF_NS_PER_MS)
 #define EVERY_NS (INT64_C(500) * SHEAF_NS_PER_MS)
 #define USED_NS  (5 * SHEAF_NS_PER_SEC)

@@ -207,3 +207,63 @@ Test(store_faults, each_call_takes_a_second, .timeout = 150)
         healthy();
         flow_stop();
 }
+
+/* ---- the directory goes away ---- */
+
+/* The file system dies under the cache: all goes on from memory and origin.
+ * A new start finds what was there. */
+Test(store_faults, vanishes)
+{
+        make_set();
+        healthy();
+        flow_faulty_vanish();
+        read_all();
+        forget_memory();
+        read_all();
+        cr_assert(flow_until(10, status_says("the disk tier is degraded")),
+                "%s", flow.last.out);
+        cr_assert_neq(flow_run("sheaf add more %s", flow.origin), 0);
+        cr_assert(flow_live());
+        flow_kill();
+        flow_faulty_umount();
+        cr_assert(!rmdir(flow.cache));
+        cr_assert(!rename(flow_path("cache.real"), flow.cache));
+        flow_faulty_mount(flow.cache);
+        flow_start();
+        healthy();
+        flow_stop();
+}
+
+/* Unmounted lazily, it is still there for who has it open. */
+Test(store_faults, unmounted_under_it)
+{
+        make_set();
+        healthy();
+        flow_ok("umount -l %s", flow.cache);
+        forget_memory();
+        read_all();
+        cr_assert(flow_live());
+        flow_stop();
+}
+
+/* What is mapped cannot be read: nobody ends, and nothing is wrong. */
+static void mapped_gives_eio(const char *folder)
+{
+        make_set();
+        healthy();
+        flow_stop();
+        flow_start();
+        flow_faulty("read path=%s fail=EIO\n", folder);
+        read_all();
+        forget_memory();
+        read_all();
+        cr_assert(flow_live());
+        flow_faulty("%s", "");
+        healthy();
+        flow_stop();
+}
+
+Test(store_faults, the_index_gives_eio)
+{
+        mapped_gives_eio("/catalog");
+}
