@@ -283,31 +283,35 @@ static int blocks(struct sheaf_run *run)
         return 0;
 }
 
-static int add_run(
-        struct sheaf_job *job, uint64_t epoch, struct sheaf_run **ret_run)
+struct sheaf_run *sheaf_run_new(struct sheaf_job *job, uint64_t epoch)
 {
         uint32_t n = job->cohort->config.samples;
         struct sheaf_run *run = sheaf_new(struct sheaf_run, 1);
-        int rc = run ? 0 : -ENOMEM;
 
-        if (rc < 0)
-                return rc;
+        if (!run)
+                return NULL;
         run->job = job;
         run->epoch = epoch;
         run->unread = malloc(sheaf_bits_bytes(n));
         run->bound = calloc(1, sheaf_bits_bytes(n));
-        if (!run->unread || !run->bound)
-                rc = -ENOMEM;
-        if (rc == 0) {
-                memset(run->unread, 0xff, sheaf_bits_bytes(n));
-                choose_targets(run);
-                if (job->config.order == SHEAF_ORDER_WINDOW)
-                        rc = blocks(run);
-        }
-        if (rc < 0) {
+        run->targets.n = n;
+        if (!run->unread || !run->bound ||
+                (job->config.order == SHEAF_ORDER_WINDOW && blocks(run) < 0)) {
                 sheaf_run_free(run);
-                return rc;
+                return NULL;
         }
+        memset(run->unread, 0xff, sheaf_bits_bytes(n));
+        return run;
+}
+
+static int add_run(
+        struct sheaf_job *job, uint64_t epoch, struct sheaf_run **ret_run)
+{
+        struct sheaf_run *run = sheaf_run_new(job, epoch);
+
+        if (!run)
+                return -ENOMEM;
+        choose_targets(run);
         run->older = job->runs;
         job->runs = run;
         if (job->config.order == SHEAF_ORDER_SHARED)
@@ -316,7 +320,7 @@ static int add_run(
         return 0;
 }
 
-static void end_oldest(struct sheaf_job *job)
+void sheaf_job_end_oldest(struct sheaf_job *job)
 {
         struct sheaf_run **at = &job->runs;
         int count = 0;
@@ -343,7 +347,7 @@ static void begin_mates(struct sheaf_job *job)
                         run->bound_count < run->targets.n)
                         continue;
                 if (add_run(mate, run->epoch + 1, &run) == 0)
-                        end_oldest(mate);
+                        sheaf_job_end_oldest(mate);
         }
 }
 
@@ -369,10 +373,18 @@ int sheaf_run_begin(
         if (rc < 0)
                 return rc;
         (*ret_run)->named = true;
-        end_oldest(job);
+        sheaf_job_end_oldest(job);
         if (job->config.order == SHEAF_ORDER_SHARED)
                 begin_mates(job);
         return 0;
+}
+
+void sheaf_run_identity(
+        const struct sheaf_run *run, struct sheaf_run_state *ret_state)
+{
+        ret_state->epoch = run->epoch;
+        ret_state->seed = run->targets.seed;
+        ret_state->stream = run->targets.stream;
 }
 
 size_t sheaf_cohort_memory(const struct sheaf_cohort *cohort)

@@ -91,6 +91,26 @@ int64_t sheaf_job_not_before(struct sheaf_job *job, int64_t now_ns);
 SHEAF_MUST_CHECK int sheaf_run_begin(
         struct sheaf_job *job, uint64_t epoch, struct sheaf_run **ret_run);
 
+/* What another process needs to go on with a run: which permutation, and
+ * what differs from it. */
+struct sheaf_run_state {
+        uint64_t epoch, seed, stream;
+        /* Slots from here on were never bound. Those below may have been: one
+         * that is not in @replaced holds its target, or, where that target
+         * stands in another slot, was not bound. */
+        uint32_t high;
+        const uint32_t (*replaced)[2]; /* slot, sample */
+        size_t replaced_count;
+};
+/* Permutation and epoch of a run; @replaced and @high are left alone. */
+void sheaf_run_identity(
+        const struct sheaf_run *run, struct sheaf_run_state *ret_state);
+/* A run as it was; oldest epochs first, before any begins. Its strata are
+ * lost: each slot gets its target or, where that is gone, what was passed
+ * over. -EBADMSG: no run can be so; -ENOMEM. */
+SHEAF_MUST_CHECK int sheaf_run_restore(
+        struct sheaf_job *job, const struct sheaf_run_state *state);
+
 struct sheaf_bound {
         uint32_t sample;
         bool fetch; /* it is not here: start its fetch before the next bind */

@@ -81,6 +81,10 @@ bool sheaf_mates(const struct sheaf_job *a, const struct sheaf_job *b);
 void sheaf_run_free(struct sheaf_run *run);
 /* Its last slot is bound: keeps only what answers for its slots. */
 void sheaf_run_complete(struct sheaf_run *run);
+/* The oldest of too many runs ends. */
+void sheaf_job_end_oldest(struct sheaf_job *job);
+/* A run without targets, unlinked; NULL: no memory. */
+struct sheaf_run *sheaf_run_new(struct sheaf_job *job, uint64_t epoch);
 /* Tells pacing of a bind. */
 void sheaf_job_bound(struct sheaf_job *job, int64_t now_ns);
 

@@ -25,6 +25,8 @@ void sheaf_permutation_init(struct sheaf_permutation *permutation, uint32_t n,
                 permutation->key[i] = sheaf_random(&state);
         while (n > UINT64_C(1) << bits)
                 bits++;
+        permutation->seed = seed;
+        permutation->stream = stream;
         permutation->n = n;
         permutation->low_bits = bits / 2;
         permutation->high_bits = bits - bits / 2;

@@ -14,6 +14,7 @@
 
 struct sheaf_permutation {
         uint64_t key[SHEAF_PERMUTATION_ROUNDS];
+        uint64_t seed, stream;
         uint32_t n;
         uint32_t low_bits, high_bits; /* halves of a position */
 };

@@ -373,3 +373,144 @@ Test(order, one_sample_and_bad_sizes)
         sheaf_job_free(job);
         sheaf_cohort_free(cohort);
 }
+
+/* ---- restoring ---- */
+
+static struct {
+        uint32_t answer[N], replaced[N][2];
+        bool answered[N];
+        uint32_t count, high;
+} journal;
+
+static void note(struct sheaf_run *run, uint32_t slot)
+{
+        uint32_t x = bind(run, slot);
+
+        cr_assert(!journal.answered[slot]);
+        journal.answered[slot] = true;
+        journal.answer[slot] = x;
+        journal.high = SHEAF_MAX(journal.high, (slot / 64 + 1) * 64);
+        journal.high = SHEAF_MIN(journal.high, N);
+        if (x == sheaf_run_target(run, slot))
+                return;
+        journal.replaced[journal.count][0] = slot;
+        journal.replaced[journal.count++][1] = x;
+}
+
+static struct sheaf_run_state state_of(const struct sheaf_run *run)
+{
+        struct sheaf_run_state state = {
+                .high = journal.high,
+                .replaced = (const uint32_t(*)[2])journal.replaced,
+                .replaced_count = journal.count,
+        };
+
+        sheaf_run_identity(run, &state);
+        return state;
+}
+
+/* Another process goes on after @asked slots, in some order: what was answered
+ * is answered again, and the epoch ends with each sample once. */
+static void killed_after(size_t o, uint32_t asked, uint64_t seed)
+{
+        struct sheaf_cohort *cohort = cohort_of(N), *again = cohort_of(N);
+        struct sheaf_job *job =
+                job_of(cohort, orders[o].order, orders[o].window);
+        struct sheaf_job *mate =
+                job_of(cohort, orders[o].order, orders[o].window);
+        struct sheaf_job *heir =
+                job_of(again, orders[o].order, orders[o].window);
+        static bool seen[N];
+        struct sheaf_run_state state;
+        struct sheaf_permutation order;
+        struct sheaf_run *run = begin(job, 4);
+
+        sheaf_job_set_rate(job, 1);
+        sheaf_job_set_rate(mate, 2);
+        memset(&journal, 0, sizeof(journal));
+        memset(seen, 0, sizeof(seen));
+        cache.random = seed;
+        /* slots come nearly in sequence: in turns of 16 */
+        sheaf_permutation_init(&order, 16, seed, o);
+        for (uint32_t i = 0; i < asked; i++) {
+                uint32_t slot =
+                        i / 16 * 16 + sheaf_permutation_at(&order, i % 16);
+
+                cache.here[bind(begin(mate, 0), i)] = true;
+                stir(3);
+                if (slot < N)
+                        note(run, slot);
+        }
+        state = state_of(run);
+        cr_assert_eq(sheaf_run_restore(heir, &state), 0);
+        cr_assert_eq(sheaf_run_begin(heir, 4, &run), 0);
+        for (uint32_t slot = 0; slot < N; slot++) {
+                struct sheaf_bound bound;
+
+                stir(2);
+                cr_assert_eq(sheaf_run_bind(run, slot, slot, &bound), 0);
+                if (journal.answered[slot])
+                        cr_assert_eq(bound.sample, journal.answer[slot]);
+                cr_assert(!seen[bound.sample], "order %zu", o);
+                seen[bound.sample] = true;
+        }
+        cr_assert_eq(sheaf_run_begin(heir, 3, &run), -ESTALE);
+        cr_assert_eq(sheaf_run_begin(heir, 5, &run), 0);
+        sheaf_job_free(job);
+        sheaf_job_free(mate);
+        sheaf_job_free(heir);
+        sheaf_cohort_free(cohort);
+        sheaf_cohort_free(again);
+}
+
+Test(order, another_process_goes_on_exactly_once)
+{
+        static const uint32_t asked[] = { 0, 1, 15, 64, 100, 500, 1000, N };
+
+        for (size_t o = 0; o < SHEAF_ARRAY_LEN(orders); o++)
+                for (size_t i = 0; i < SHEAF_ARRAY_LEN(asked); i++)
+                        for (uint64_t seed = 1; seed <= 3; seed++)
+                                killed_after(o, asked[i], seed);
+}
+
+Test(order, what_no_run_can_have_left_is_refused)
+{
+        static const struct {
+                uint32_t high, replaced[2][2];
+                size_t count;
+        } bad[] = {
+                { N + 1, { { 0 } }, 0 },
+                { 100, { { 100, 5 } }, 1 },          /* not below the mark */
+                { 100, { { 5, N } }, 1 },            /* no such sample */
+                { 100, { { 5, 9 }, { 5, 10 } }, 2 }, /* a slot twice */
+                { 100, { { 5, 9 }, { 6, 9 } }, 2 },  /* a sample twice */
+        };
+        struct sheaf_cohort *cohort = cohort_of(N);
+        struct sheaf_job *job = job_of(cohort, SHEAF_ORDER_SHARED, 0);
+        struct sheaf_job *strict = job_of(cohort, SHEAF_ORDER_STRICT, 0);
+        struct sheaf_job *window = job_of(cohort, SHEAF_ORDER_WINDOW, 10);
+        struct sheaf_run_state state = { .epoch = 3, .seed = 5, .stream = 3 };
+        static const uint32_t far[1][2] = { { 5, 0 } };
+        struct sheaf_run *run;
+
+        for (size_t i = 0; i < SHEAF_ARRAY_LEN(bad); i++) {
+                state.high = bad[i].high;
+                state.replaced = bad[i].replaced;
+                state.replaced_count = bad[i].count;
+                cr_assert_eq(sheaf_run_restore(job, &state), -EBADMSG,
+                        "case %zu", i);
+        }
+        state.high = 100;
+        state.replaced = far;
+        state.replaced_count = 1;
+        cr_assert_eq(sheaf_run_restore(strict, &state), -EBADMSG);
+        cr_assert_eq(sheaf_run_restore(window, &state), -EBADMSG);
+        cr_assert_eq(sheaf_run_restore(job, &state), 0);
+        /* older than what is there */
+        cr_assert_eq(sheaf_run_restore(job, &state), -EBADMSG);
+        cr_assert_eq(sheaf_run_begin(job, 3, &run), 0);
+        sheaf_job_free(job);
+        sheaf_job_free(strict);
+        sheaf_job_free(window);
+        sheaf_cohort_free(cohort);
+}

@@ -1,0 +1,333 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Journals (journal.h).
+ *
+ *  1 records do not depend on one another's order, but for the head
+ *  2 nothing is taken from a file whose head does not fit the job
+ *  3 a file whose records are damaged before its end is refused: what it
+ *    lacks may have been answered */
+#include "daemon/epoch/journal.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <sys/stat.h>
+
+#define LAYOUT 1
+
+enum kind {
+        JOB = 1,  /* layout, samples */
+        ORDER,    /* order, window */
+        SEED,     /* of the job: low, high word */
+        TARGETS,  /* seed of the permutation */
+        STREAM,   /* its stream */
+        MARK,     /* slots below may be bound */
+        REPLACED, /* slot, sample */
+};
+
+static struct sheaf_journal_record record(
+        enum kind kind, uint32_t a, uint32_t b)
+{
+        uint64_t h = ((uint64_t)a << 32 | b) * UINT64_C(0x9e3779b97f4a7c15) +
+                     (uint64_t)kind;
+
+        h = (h ^ (h >> 29)) * UINT64_C(0xbf58476d1ce4e5b9);
+        return (struct sheaf_journal_record){ (uint32_t)kind, a, b,
+                (uint32_t)(h >> 32) };
+}
+
+static struct sheaf_journal_record record64(enum kind kind, uint64_t value)
+{
+        return record(kind, (uint32_t)value, (uint32_t)(value >> 32));
+}
+
+void sheaf_journal_head(const struct sheaf_journal_job *job,
+        const struct sheaf_run_state *state,
+        struct sheaf_journal_record ret_records[SHEAF_JOURNAL_HEAD])
+{
+        ret_records[0] = record(JOB, LAYOUT, job->samples);
+        ret_records[1] = record(ORDER, job->order, job->window);
+        ret_records[2] = record64(SEED, job->seed);
+        ret_records[3] = record64(TARGETS, state->seed);
+        ret_records[4] = record64(STREAM, state->stream);
+}
+
+struct sheaf_journal_record sheaf_journal_mark(uint32_t high)
+{
+        return record(MARK, high, 0);
+}
+
+struct sheaf_journal_record sheaf_journal_replaced(
+        uint32_t slot, uint32_t sample)
+{
+        return record(REPLACED, slot, sample);
+}
+
+/* ---- files ---- */
+
+/* An epoch's name is its number alone. */
+static bool epoch_of(const char *name, uint64_t *ret_epoch)
+{
+        char *end;
+
+        if (*name < '0' || *name > '9')
+                return false;
+        errno = 0;
+        *ret_epoch = strtoull(name, &end, 10);
+        return !*end && !errno;
+}
+
+/* Epochs in @dir, newest first, up to SHEAF_JOURNAL_EPOCHS + 1. */
+static int newest(
+        int dir, uint64_t epochs[SHEAF_JOURNAL_EPOCHS + 1], size_t *ret_count)
+{
+        int fd = openat(dir, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+        DIR *list = fd < 0 ? NULL : fdopendir(fd);
+        struct dirent *entry;
+        size_t count = 0;
+
+        if (!list) {
+                int rc = -errno;
+
+                sheaf_close_p(&fd);
+                return rc;
+        }
+        while ((entry = readdir(list))) {
+                uint64_t epoch;
+                size_t at;
+
+                if (!epoch_of(entry->d_name, &epoch))
+                        continue;
+                for (at = count; at && epochs[at - 1] < epoch; at--)
+                        if (at <= SHEAF_JOURNAL_EPOCHS)
+                                epochs[at] = epochs[at - 1];
+                if (at <= SHEAF_JOURNAL_EPOCHS)
+                        epochs[at] = epoch;
+                count = SHEAF_MIN(count + 1, (size_t)SHEAF_JOURNAL_EPOCHS + 1);
+        }
+        closedir(list);
+        *ret_count = count;
+        return 0;
+}
+
+static void forget_old(int dir)
+{
+        uint64_t epochs[SHEAF_JOURNAL_EPOCHS + 1];
+        size_t count = 0;
+        char name[24];
+
+        /* One begins, one goes: more only after this failed before. */
+        while (newest(dir, epochs, &count) == 0 &&
+                count > SHEAF_JOURNAL_EPOCHS) {
+                snprintf(name, sizeof(name), "%llu",
+                        (unsigned long long)epochs[SHEAF_JOURNAL_EPOCHS]);
+                if (unlinkat(dir, name, 0))
+                        break;
+        }
+}
+
+static int write_all(int fd, const void *bytes, size_t len)
+{
+        for (size_t done = 0; done < len;) {
+                ssize_t n = write(fd, (const char *)bytes + done, len - done);
+
+                if (n < 0 && errno == EINTR)
+                        continue;
+                if (n <= 0)
+                        return n ? -errno : -EIO;
+                done += (size_t)n;
+        }
+        return 0;
+}
+
+int sheaf_journal_append(const char *dir, uint64_t epoch, bool begins,
+        const struct sheaf_journal_record *records, size_t count)
+{
+        sheaf_autofd int at = -1, fd = -1;
+        char name[24];
+        int rc;
+
+        if (mkdir(dir, 0700) && errno != EEXIST)
+                return -errno;
+        at = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+        if (at < 0)
+                return -errno;
+        snprintf(name, sizeof(name), "%llu", (unsigned long long)epoch);
+        fd = openat(at, name,
+                O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | O_NOFOLLOW |
+                        (begins ? O_TRUNC : 0),
+                0600);
+        if (fd < 0)
+                return -errno;
+        rc = write_all(fd, records, count * sizeof(*records));
+        if (rc == 0 && begins)
+                forget_old(at);
+        return rc;
+}
+
+/* ---- reading ---- */
+
+struct reading {
+        const struct sheaf_journal_job *job;
+        struct sheaf_run_state *state;
+        uint32_t (*replaced)[2];
+        const char **field;
+};
+
+static int differs(const struct reading *r, const char *field)
+{
+        *r->field = field;
+        return -EINVAL;
+}
+
+static uint64_t value_of(const struct sheaf_journal_record *record)
+{
+        return (uint64_t)record->b << 32 | record->a;
+}
+
+/* Records 0 .. SHEAF_JOURNAL_HEAD - 1. */
+static int take_head(struct reading *r, const struct sheaf_journal_record *head)
+{
+        for (uint32_t i = 0; i < SHEAF_JOURNAL_HEAD; i++)
+                if (head[i].kind != JOB + i)
+                        return -EBADMSG;
+        if (head[0].a != LAYOUT)
+                return differs(r, "the release of Sheaf");
+        if (head[0].b != r->job->samples)
+                return differs(r, "the number of samples");
+        if (head[1].a != r->job->order)
+                return differs(r, "the order");
+        if (head[1].b != r->job->window)
+                return differs(r, "the window");
+        if (value_of(&head[2]) != r->job->seed)
+                return differs(r, "the seed");
+        r->state->seed = value_of(&head[3]);
+        r->state->stream = value_of(&head[4]);
+        return 0;
+}
+
+/* @ret_count: less a torn one afterwards. 1: taken; 0: it has nothing. */
+static int take_records(struct reading *r,
+        const struct sheaf_journal_record *records, size_t *ret_count)
+{
+        size_t n = 0, count = *ret_count;
+        int rc;
+
+        for (size_t i = 0; i < count; i++) {
+                struct sheaf_journal_record good = record(
+                        (enum kind)records[i].kind, records[i].a, records[i].b);
+
+                if (memcmp(&good, &records[i], sizeof(good)) == 0)
+                        continue;
+                if (i + 1 < count)
+                        return -EBADMSG;
+                count--; /* torn */
+        }
+        *ret_count = count;
+        if (count < SHEAF_JOURNAL_HEAD)
+                return 0; /* nothing was answered */
+        rc = take_head(r, records);
+        if (rc < 0)
+                return rc;
+        for (size_t i = SHEAF_JOURNAL_HEAD; i < count; i++) {
+                if (records[i].kind == MARK) {
+                        r->state->high =
+                                SHEAF_MAX(r->state->high, records[i].a);
+                } else if (records[i].kind == REPLACED) {
+                        r->replaced[n][0] = records[i].a;
+                        r->replaced[n++][1] = records[i].b;
+                } else {
+                        return -EBADMSG;
+                }
+        }
+        r->state->replaced = (const uint32_t(*)[2])r->replaced;
+        r->state->replaced_count = n;
+        return 1;
+}
+
+/* 1: taken; 0: it has nothing. */
+static int read_epoch(int dir, uint64_t epoch, struct sheaf_journal *journal,
+        const struct sheaf_journal_job *job, const char **ret_field)
+{
+        struct reading r = { .job = job,
+                .state = &journal->states[journal->count],
+                .field = ret_field };
+        sheaf_autofree struct sheaf_journal_record *records = NULL;
+        sheaf_autofd int fd = -1;
+        struct stat st;
+        char name[24];
+        size_t done = 0, len;
+        int rc;
+
+        snprintf(name, sizeof(name), "%llu", (unsigned long long)epoch);
+        fd = openat(dir, name, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+        if (fd < 0 || fstat(fd, &st))
+                return -errno;
+        /* A slot is written once, a mark a step: more is damage. */
+        len = (size_t)st.st_size;
+        if (len / sizeof(*records) > 2 * (uint64_t)job->samples + 64)
+                return -EBADMSG;
+        records = malloc(len + 1);
+        r.replaced = calloc(len / sizeof(*records) + 1, sizeof(*r.replaced));
+        if (!records || !r.replaced) {
+                free(r.replaced);
+                return -ENOMEM;
+        }
+        journal->replaced[journal->count] = r.replaced;
+        while (done < len) {
+                ssize_t n = pread(
+                        fd, (char *)records + done, len - done, (off_t)done);
+
+                if (n < 0 && errno == EINTR)
+                        continue;
+                if (n < 0)
+                        return -errno;
+                if (!n)
+                        break;
+                done += (size_t)n;
+        }
+        *r.state = (struct sheaf_run_state){ .epoch = epoch };
+        done /= sizeof(*records);
+        rc = take_records(&r, records, &done);
+        /* What comes next must begin where a record does. */
+        if (rc >= 0 && done * sizeof(*records) != len &&
+                ftruncate(fd, (off_t)(done * sizeof(*records))))
+                return -errno;
+        journal->count += rc == 1;
+        return rc;
+}
+
+int sheaf_journal_read(const char *dir, const struct sheaf_journal_job *job,
+        struct sheaf_journal *ret_journal, const char **ret_field)
+{
+        sheaf_autofd int at = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+        uint64_t epochs[SHEAF_JOURNAL_EPOCHS + 1];
+        struct sheaf_journal journal = { 0 };
+        size_t count = 0;
+        int rc = 0;
+
+        if (at < 0 && errno != ENOENT)
+                return -errno;
+        if (at >= 0)
+                rc = newest(at, epochs, &count);
+        count = SHEAF_MIN(count, (size_t)SHEAF_JOURNAL_EPOCHS);
+        for (size_t i = count; rc >= 0 && i--;) {
+                rc = read_epoch(at, epochs[i], &journal, job, ret_field);
+                if (rc == 0) {
+                        free(journal.replaced[journal.count]);
+                        journal.replaced[journal.count] = NULL;
+                }
+        }
+        if (rc < 0) {
+                sheaf_journal_clear(&journal);
+                return rc;
+        }
+        *ret_journal = journal;
+        return 0;
+}
+
+void sheaf_journal_clear(struct sheaf_journal *journal)
+{
+        for (size_t i = 0; i < SHEAF_JOURNAL_EPOCHS; i++)
+                free(journal->replaced[i]);
+        *journal = (struct sheaf_journal){ 0 };
+}
