@@ -155,6 +155,48 @@ SHEAF_API int64_t sheaf_read(struct sheaf_dataset *dataset, uint64_t ordinal,
 SHEAF_API int sheaf_prefetch(
         struct sheaf_dataset *dataset, const uint64_t *ordinals, size_t n);
 
+/* ---- jobs: the order of samples ---- */
+
+/* One training run, over all its processes: whoever gives its name, on the
+ * same version and as the same user. An epoch has as many slots as the
+ * dataset has files; the daemon binds each to a sample (the ordinal of a
+ * file) when it is first asked for, each sample once an epoch. Asked again,
+ * by any process, a slot has the same sample; that holds when the daemon is
+ * killed and started again. (docs/design/orders.md) */
+struct sheaf_job;
+
+enum sheaf_job_order {
+        SHEAF_JOB_SHARED = 0, /* the daemon's: shares fetches between jobs */
+        SHEAF_JOB_WINDOW,     /* by seed; moved by less than a window */
+        SHEAF_JOB_STRICT,     /* by seed and epoch alone */
+};
+
+struct sheaf_job_options {
+        const char *name; /* 1 to 128 bytes */
+        enum sheaf_job_order order;
+        uint64_t seed;   /* of window and strict */
+        uint32_t window; /* slots; of window */
+        uint32_t ahead;  /* slots bound before they are used, at most */
+        bool pace;       /* be drawn into step with jobs of the same speed */
+};
+
+/* Joins the job, or begins it. @dataset must stay open. -EINVAL: options are
+ * wrong, or not those of the job's other processes, as the text tells. */
+SHEAF_API int sheaf_job_open(struct sheaf_dataset *dataset,
+        const struct sheaf_job_options *options, struct sheaf_job **ret_job);
+/* What is bound stays so. */
+SHEAF_API void sheaf_job_close(struct sheaf_job *job);
+/* Slots, and samples, of an epoch. */
+SHEAF_API uint32_t sheaf_job_samples(const struct sheaf_job *job);
+
+/* Samples of @slots[0..n) of @epoch (below 2^22) into @ret_ordinals; what is
+ * not in the cache is fetched from now on. @rate: samples a second of this
+ * job when it never waits for data, as measured; 0: not known. With pacing
+ * it may wait a little. -ERANGE: no such slot; -ESTALE: the epoch is over
+ * (the last three are kept); -ETIMEDOUT. */
+SHEAF_API int sheaf_job_bind(struct sheaf_job *job, uint64_t epoch,
+        const uint32_t *slots, size_t n, double rate, uint64_t *ret_ordinals);
+
 /* ---- figures ---- */
 
 struct sheaf_stats {

@@ -337,6 +337,8 @@ static sheaf_verb *verb_of(Sheaf__Envelope__BodyCase body)
                 return sheaf_verb_cancel;
         case SHEAF__ENVELOPE__BODY_FETCH:
                 return sheaf_verb_fetch;
+        case SHEAF__ENVELOPE__BODY_BIND:
+                return sheaf_verb_bind;
         case SHEAF__ENVELOPE__BODY_OPEN_PLAIN:
                 return sheaf_verb_open_plain;
         case SHEAF__ENVELOPE__BODY_CLOSE_PLAIN:
@@ -392,6 +394,7 @@ static bool allowed_by_grant(Sheaf__Envelope__BodyCase body)
         case SHEAF__ENVELOPE__BODY_FORK_NOTE:
         case SHEAF__ENVELOPE__BODY_CANCEL:
         case SHEAF__ENVELOPE__BODY_FETCH:
+        case SHEAF__ENVELOPE__BODY_BIND:
         case SHEAF__ENVELOPE__BODY_LIST_DATASETS:
         case SHEAF__ENVELOPE__BODY_CACHED_QUERY:
         case SHEAF__ENVELOPE__BODY_GET_DIGEST:

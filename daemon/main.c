@@ -9,6 +9,7 @@
 #include "daemon/aside.h"
 #include "daemon/grants.h"
 #include "daemon/health.h"
+#include "daemon/jobs.h"
 #include "daemon/server.h"
 
 #include "daemon/clock.h"
@@ -156,7 +157,9 @@ static int open_upper(struct sheaf_daemon *d)
                         "socket=%s remedy=\"another --socket, in a directory "
                         "that can be written and where nobody listens\"",
                         d->config->socket);
-        rc = sheaf_health_new(d, &d->health);
+        rc = sheaf_jobs_new(d, &d->jobs);
+        if (!rc)
+                rc = sheaf_health_new(d, &d->health);
         return rc ? rc : sheaf_grants_new(d, &d->grants);
 }
 
@@ -192,6 +195,7 @@ static void stop(struct sheaf_daemon *d)
         sheaf_health_free(d->health);
         sheaf_server_free(d->server);
         d->server = NULL;
+        sheaf_jobs_free(d->jobs);
         sheaf_registry_free(d->registry);
         sheaf_fetcher_free(d->fetcher);
         sheaf_arena_pool_free(d->pool);

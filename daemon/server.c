@@ -13,6 +13,7 @@
  *    moment. Neither causes a busy loop
  *
  * Threads: loop thread. */
+#include "daemon/jobs.h"
 #include "daemon/server_internal.h"
 
 #include "daemon/clock.h"
@@ -74,6 +75,8 @@ void sheaf_conn_close_handle(
 {
         fold_meter(handle);
         sheaf_close_p(&handle->meter_fd);
+        if (handle->cohort)
+                sheaf_jobs_leave(handle);
         if (handle->lodging)
                 sheaf_lodging_use(handle->lodging, -1);
         sheaf_registry_unhold(handle->version);

@@ -29,6 +29,8 @@ struct sheaf_server;
 struct sheaf_conn;
 struct sheaf_grants;
 struct sheaf_health;
+struct sheaf_jobs;
+struct sheaf_jobs_cohort;
 
 /* What all verbs may use. */
 struct sheaf_daemon {
@@ -41,6 +43,7 @@ struct sheaf_daemon {
         struct sheaf_server *server;
         struct sheaf_grants *grants;
         struct sheaf_health *health;
+        struct sheaf_jobs *jobs;
         uint64_t hint_items; /* of all clients */
         int64_t started_ns;
         uint8_t instance[16];
@@ -66,6 +69,7 @@ struct sheaf_handle {
         const struct sheaf_meter *meter; /* mapped read-only; claims */
         int meter_fd;
         struct sheaf_ahead ahead;
+        struct sheaf_jobs_cohort *cohort; /* NULL: it binds no slots */
 };
 
 /* A connection's part in one domain's arena. */

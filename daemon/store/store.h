@@ -105,6 +105,8 @@ SHEAF_MUST_CHECK int sheaf_version_sync(const struct sheaf_version *version);
 
 /* Whether a chunk is on disk: by this version's places, else by its digest. */
 bool sheaf_version_on_disk(struct sheaf_version *version, uint64_t chunk);
+/* The same by its own places alone: without a look at the catalog. */
+bool sheaf_version_placed(const struct sheaf_version *version, uint64_t chunk);
 /* Chunks and bytes of this version found on disk now; O(1). */
 uint64_t sheaf_version_disk(
         const struct sheaf_version *version, uint64_t *ret_bytes);

@@ -629,6 +629,15 @@ bool sheaf_version_on_disk(struct sheaf_version *version, uint64_t chunk)
         return sheaf_version_find(version, chunk, &place) == 0;
 }
 
+bool sheaf_version_placed(const struct sheaf_version *version, uint64_t chunk)
+{
+        const struct sheaf_place *place = &version->places[chunk];
+
+        return sheaf_digest_known(&version->digests[chunk]) &&
+               counted(version, place) &&
+               sheaf_places_usable(version->store, place);
+}
+
 uint64_t sheaf_version_disk(
         const struct sheaf_version *version, uint64_t *ret_bytes)
 {

@@ -10,6 +10,7 @@
  *    somebody has them already
  *
  * Threads: loop thread. */
+#include "daemon/jobs.h"
 #include "daemon/verbs/verbs.h"
 
 #include "daemon/clock.h"
@@ -316,11 +317,13 @@ static void server_metrics(struct sheet *s)
         struct sheaf_daemon *d = s->conn->daemon;
         struct sheaf_server_stats server;
         struct sheaf_fetcher_stats fetch;
+        struct sheaf_jobs_stats jobs;
         struct sheaf_conn *conn;
         uint64_t clients = 0;
 
         sheaf_server_stats(d->server, &server);
         sheaf_fetcher_stats(d->fetcher, &fetch);
+        sheaf_jobs_stats(d->jobs, &jobs);
         for (conn = sheaf_server_first(d->server); conn;
                 conn = LIST_NEXT(conn, link))
                 clients++;
@@ -342,6 +345,10 @@ static void server_metrics(struct sheet *s)
         counter(s, "fetch.writes_skipped", "", fetch.writes_skipped);
         counter(s, "fetch.hash_ns", "", fetch.hash_ns);
         counter(s, "fetch.hashed_bytes", "", fetch.hashed_bytes);
+        gauge(s, "jobs.live", "", jobs.jobs);
+        counter(s, "jobs.bound", "", jobs.bound);
+        counter(s, "jobs.replaced", "", jobs.replaced);
+        counter(s, "jobs.journal_errors", "", jobs.journal_errors);
 }
 
 static struct sheet *sheet_new(struct sheaf_conn *conn, uint64_t id)

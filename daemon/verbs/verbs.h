@@ -13,6 +13,8 @@ sheaf_verb sheaf_verb_hello, sheaf_verb_open_dataset, sheaf_verb_close_dataset,
         sheaf_verb_cancel;
 /* fetch.c */
 sheaf_verb sheaf_verb_fetch;
+/* bind.c */
+sheaf_verb sheaf_verb_bind;
 /* plain.c */
 sheaf_verb sheaf_verb_open_plain, sheaf_verb_close_plain;
 /* add.c */

@@ -1,0 +1,77 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The epoch service: jobs of live clients, over daemon/epoch.
+ *
+ *   cohort   all jobs that read one version in one domain's arena; it lives
+ *            while handles use it
+ *   job      (principal, name) there; its journal in CACHE/jobs outlives it
+ *   bind     one request: bound at once, journalled on the pool, then answered
+ *
+ * What a bind misses is fetched at once, so that the client finds it on its
+ * way. Threads: loop thread; journals are read and written on the pool, one
+ * piece of work a job at a time. */
+#ifndef SHEAF_DAEMON_JOBS_H
+#define SHEAF_DAEMON_JOBS_H
+
+#include "daemon/epoch/journal.h"
+#include "daemon/server.h"
+
+#define SHEAF_JOB_NAME_MAX    128
+#define SHEAF_JOBS_PER_COHORT 64
+#define SHEAF_BIND_SLOTS_MAX  4096
+#define SHEAF_EPOCHS_MAX      (UINT64_C(1) << 22)
+
+struct sheaf_jobs;
+struct sheaf_live_job;
+
+/* Journals of versions that are gone are removed, on the pool. */
+SHEAF_MUST_CHECK int sheaf_jobs_new(
+        struct sheaf_daemon *daemon, struct sheaf_jobs **ret_jobs);
+/* No handle is open any more. */
+void sheaf_jobs_free(struct sheaf_jobs *jobs);
+
+struct sheaf_job_spec {
+        const char *name; /* 1 .. SHEAF_JOB_NAME_MAX bytes */
+        struct sheaf_job_config config;
+};
+
+/* One request. Lives until @done, which is called once unless the bind is
+ * cancelled; perhaps inside sheaf_jobs_bind. */
+struct sheaf_bind {
+        struct sheaf_handle *handle;
+        uint64_t epoch;
+        uint32_t *slots; /* in: slots, out: samples */
+        size_t count;
+        double rate;
+        /* rc 0, or a negative errno with a static text. */
+        void (*done)(struct sheaf_bind *bind, int rc, const char *why);
+        int64_t not_before_ns; /* out: of the next one */
+        uint32_t samples;      /* out: of an epoch */
+        /* private */
+        TAILQ_ENTRY(sheaf_bind) link;
+        struct sheaf_live_job *job;
+        uint64_t lane;
+        struct sheaf_journal_record *records;
+        size_t record_count;
+        bool begins;
+};
+
+/* Joins the job, or makes it, and binds. -EINVAL: the job has another order,
+ * seed or window, which @ret_why names; -EBUSY: too many jobs; -ENOMEM. On
+ * failure @done is not called. */
+SHEAF_MUST_CHECK int sheaf_jobs_bind(struct sheaf_conn *conn,
+        const struct sheaf_job_spec *spec, struct sheaf_bind *bind,
+        const char **ret_why);
+/* Nobody waits any more; the slots stay bound. The caller frees @bind. */
+void sheaf_jobs_cancel(struct sheaf_bind *bind);
+/* @handle is closed: its cohort ends with the last one. */
+void sheaf_jobs_leave(struct sheaf_handle *handle);
+
+struct sheaf_jobs_stats {
+        uint64_t jobs; /* now */
+        /* monotonic */
+        uint64_t bound, replaced, journal_errors;
+};
+void sheaf_jobs_stats(
+        const struct sheaf_jobs *jobs, struct sheaf_jobs_stats *ret_stats);
+
+#endif
