@@ -144,7 +144,7 @@ void sheaf_verb_grant_socket(
                         DATASETS_MAX);
                 return;
         }
-        if (strlen(wish->label) > LABEL_MAX_BYTES || !wish->dir.len ||
+        if (strlen(wish->label) > LABEL_MAX_BYTES ||
                 memchr(wish->dir.data, 0, wish->dir.len)) {
                 sheaf_conn_error(conn, id, -EINVAL,
                         "a label has at most %d bytes, a path no NUL",
