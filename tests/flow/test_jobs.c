@@ -109,7 +109,8 @@ static _Noreturn void worker(uint32_t w, uint32_t count, uint64_t *shared)
         struct sheaf_job *job;
         uint32_t slots[64];
 
-        /* A first connection waits for no daemon; the daemon may just be dead. */
+        /* A first connection waits for no daemon; the daemon may just be dead.
+         */
         if (!flow_until(30, flow_open("data", &s, &d) == 0) ||
                 sheaf_job_open(d, &options, &job)) {
                 fprintf(stderr, "worker: %s\n", sheaf_last_error());
