@@ -210,7 +210,7 @@ static uint64_t log_lines(const char *event)
         return strtoull(flow.last.out, NULL, 10);
 }
 
-/* Large files fit and small ones do not: it is said, and said once. */
+/* Others took the room: it is said, and said once. */
 Test(limits, shortage_of_disk_is_a_state)
 {
         const char *own = flow_path("cache");
@@ -223,6 +223,7 @@ Test(limits, shortage_of_disk_is_a_state)
         flow_ok("mkdir %s", own);
         cr_assert(!mount("none", own, "tmpfs", 0, "size=64m"), "%s",
                 strerror(errno));
+        flow_ok("head -c 58M /dev/zero >%s/foreign", own);
         flow_start();
         flow_ok("sheaf add data %s", flow.origin);
         for (int round = 0; round < 4; round++) {

@@ -88,7 +88,10 @@ Test(store_content, shared_chunks_outlive_the_dataset_that_brought_them)
         flow_start();
         flow_ok("sheaf add one %s && sheaf warmup --disk one", flow.origin);
         flow_ok("sheaf add two %s && sheaf warmup --disk two", flow.origin);
+        /* What was written for a dataset goes with it, a moment later. */
         flow_ok("sheaf rm one");
+        cr_assert(flow_until(20, flow_stat("disk.chunks") == 0), "%g",
+                flow_stat("disk.chunks"));
         cr_assert_eq(read_names("two", 0, 1), 0);
         flow_ok("sheaf warmup --disk two");
         cr_assert_eq(flow_stat("dataset.disk_bytes"), NAMES * NAME_BYTES);
