@@ -68,4 +68,21 @@ static inline bool sheaf_pages_collapse(void *at, uint64_t bytes)
         return madvise(at, bytes, MADV_COLLAPSE) == 0;
 }
 
+/* Whether the kernel makes them so. */
+static inline bool sheaf_pages_on_request(void)
+{
+        sheaf_autofd int fd = memfd_create("sheaf-probe", MFD_CLOEXEC);
+        bool made;
+        void *map;
+
+        if (fd < 0 || ftruncate(fd, (off_t)SHEAF_HUGE_BYTES) < 0)
+                return false;
+        map = sheaf_pages_map(SHEAF_HUGE_BYTES, PROT_READ | PROT_WRITE, fd);
+        if (map == MAP_FAILED)
+                return false;
+        made = sheaf_pages_collapse(map, SHEAF_HUGE_BYTES);
+        munmap(map, SHEAF_HUGE_BYTES);
+        return made;
+}
+
 #endif

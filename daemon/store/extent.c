@@ -107,23 +107,6 @@ static bool thp_allowed(void)
         return !strstr(text, "[never]") && !strstr(text, "[deny]");
 }
 
-/* Whether the kernel makes them of shared memory on request. */
-static bool collapses(void)
-{
-        sheaf_autofd int fd = memfd_new("sheaf-probe", 0);
-        bool made;
-        void *map;
-
-        if (fd < 0 || ftruncate(fd, (off_t)SHEAF_HUGE_BYTES) < 0)
-                return false;
-        map = sheaf_pages_map(SHEAF_HUGE_BYTES, PROT_READ | PROT_WRITE, fd);
-        if (map == MAP_FAILED)
-                return false;
-        made = sheaf_pages_collapse(map, SHEAF_HUGE_BYTES);
-        munmap(map, SHEAF_HUGE_BYTES);
-        return made;
-}
-
 int sheaf_extent_probe(enum sheaf_pages wish, enum sheaf_pages *ret_pages,
         const char **ret_why)
 {
@@ -141,7 +124,7 @@ int sheaf_extent_probe(enum sheaf_pages wish, enum sheaf_pages *ret_pages,
                 if (wish == SHEAF_PAGES_HUGETLB)
                         return -ENOMEM;
         }
-        if (thp_allowed() || collapses()) {
+        if (thp_allowed() || sheaf_pages_on_request()) {
                 *ret_pages = SHEAF_PAGES_THP;
                 *ret_why = wish == SHEAF_PAGES_THP
                                    ? ""
@@ -208,7 +191,7 @@ int sheaf_extent_make(
                 rc = memfd_map(
                         "sheaf-arena", bytes, MFD_HUGE, seals, &fd, &map);
                 if (rc == -ENOMEM && pool->config.pages == SHEAF_PAGES_AUTO) {
-                        pages = thp_allowed() || collapses()
+                        pages = thp_allowed() || sheaf_pages_on_request()
                                         ? SHEAF_PAGES_THP
                                         : SHEAF_PAGES_SMALL;
                         pool->pages_why = "fewer huge pages are reserved than "

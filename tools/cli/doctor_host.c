@@ -115,23 +115,6 @@ static uint64_t meminfo(const char *key)
         return value;
 }
 
-/* As the daemon asks for them. */
-static bool made_on_request(void)
-{
-        sheaf_autofd int fd = memfd_create("sheaf-doctor", MFD_CLOEXEC);
-        bool made;
-        void *map;
-
-        if (fd < 0 || ftruncate(fd, (off_t)SHEAF_HUGE_BYTES) < 0)
-                return false;
-        map = sheaf_pages_map(SHEAF_HUGE_BYTES, PROT_READ | PROT_WRITE, fd);
-        if (map == MAP_FAILED)
-                return false;
-        made = sheaf_pages_collapse(map, SHEAF_HUGE_BYTES);
-        munmap(map, SHEAF_HUGE_BYTES);
-        return made;
-}
-
 static void check_pages(struct doctor *doctor)
 {
         char thp[128] = "";
@@ -159,7 +142,7 @@ static void check_pages(struct doctor *doctor)
                         "none reserved; transparent ones for shared memory: "
                         "%s",
                         thp);
-        else if (made_on_request())
+        else if (sheaf_pages_on_request())
                 doctor_line(doctor, DOCTOR_OK, "huge pages", NULL,
                         "none reserved; the kernel makes them of shared "
                         "memory on request");

@@ -71,6 +71,9 @@ static int speeds(const struct cli *cli, struct sim_config *config)
                                 text);
                 at = *end ? end + 1 : end;
         }
+        if (at && *at)
+                return cli_usage(cli, "--speeds names more than %d jobs: '%s'",
+                        config->jobs, text);
         return CLI_OK;
 }
 
