@@ -7,25 +7,60 @@
 
 #include "client/sheaf.h"
 
+#include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
 
-static _Thread_local char error_text[SHEAF_ERROR_TEXT_MAX];
+/* A pointer: what is thread-local must be small for a library that may be
+ * loaded at run time. */
+static _Thread_local char *error_text;
+
+static pthread_key_t key;
+static pthread_once_t key_once = PTHREAD_ONCE_INIT;
+static bool key_made;
+
+static void forget(void *text)
+{
+        free(text);
+        error_text = NULL; /* other destructors may still fail */
+}
+
+static void make_key(void)
+{
+        key_made = pthread_key_create(&key, forget) == 0;
+}
+
+/* The calling thread's buffer, freed when it ends. NULL: no memory. */
+static char *buffer(void)
+{
+        if (error_text)
+                return error_text;
+        pthread_once(&key_once, make_key);
+        if (!key_made)
+                return NULL;
+        error_text = malloc(SHEAF_ERROR_TEXT_MAX);
+        if (error_text && pthread_setspecific(key, error_text)) {
+                free(error_text);
+                error_text = NULL;
+        }
+        return error_text;
+}
 
 int sheaf_error_set(int rc, const char *format, ...)
 {
-        char text[SHEAF_ERROR_TEXT_MAX];
+        char text[SHEAF_ERROR_TEXT_MAX], *own = buffer();
         va_list args;
 
         /* Arguments may be the old text itself. */
         va_start(args, format);
         vsnprintf(text, sizeof(text), format, args);
         va_end(args);
-        memcpy(error_text, text, strnlen(text, sizeof(text) - 1) + 1);
+        if (own)
+                memcpy(own, text, strnlen(text, sizeof(text) - 1) + 1);
         return rc;
 }
 
 const char *sheaf_last_error(void)
 {
-        return error_text;
+        return error_text ? error_text : "";
 }

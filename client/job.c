@@ -17,7 +17,7 @@ struct sheaf_job {
 
 /* One message. @ret_samples: of an epoch. */
 static int ask(struct sheaf_job *job, uint64_t epoch, const uint32_t *slots,
-        size_t n, double rate, uint64_t *ret_ordinals)
+        size_t n, double rate, int64_t deadline_ns, uint64_t *ret_ordinals)
 {
         Sheaf__Bind body = SHEAF__BIND__INIT;
         Sheaf__Envelope env = SHEAF__ENVELOPE__INIT;
@@ -26,7 +26,7 @@ static int ask(struct sheaf_job *job, uint64_t epoch, const uint32_t *slots,
                 .dataset = job->dataset,
                 .handle = &body.handle,
                 .what = "bind",
-                .deadline_ns = sheaf_session_deadline_ns(job->dataset->session),
+                .deadline_ns = deadline_ns,
         };
         struct sheaf_wire_msg reply;
         const Sheaf__Bound *bound;
@@ -86,7 +86,8 @@ int sheaf_job_open(struct sheaf_dataset *dataset,
         job->dataset = dataset;
         job->options = *options;
         job->options.name = job->name;
-        rc = ask(job, 0, NULL, 0, 0, NULL);
+        rc = ask(job, 0, NULL, 0, 0,
+                sheaf_session_deadline_ns(dataset->session), NULL);
         if (rc) {
                 sheaf_job_close(job);
                 return rc;
@@ -108,11 +109,14 @@ uint32_t sheaf_job_samples(const struct sheaf_job *job)
         return job->samples;
 }
 
-static void keep_step(const struct sheaf_job *job)
+/* At most half of the call's time: it still has to bind. */
+static void keep_step(const struct sheaf_job *job, int64_t deadline_ns)
 {
-        int64_t wait_ns = atomic_load_explicit(
-                                  &job->not_before_ns, memory_order_relaxed) -
-                          sheaf_now_ns();
+        int64_t now_ns = sheaf_now_ns();
+        int64_t until_ns = SHEAF_MIN(
+                atomic_load_explicit(&job->not_before_ns, memory_order_relaxed),
+                now_ns + (deadline_ns - now_ns) / 2);
+        int64_t wait_ns = until_ns - now_ns;
         struct timespec ts = { wait_ns / SHEAF_NS_PER_SEC,
                 wait_ns % SHEAF_NS_PER_SEC };
 
@@ -123,13 +127,14 @@ static void keep_step(const struct sheaf_job *job)
 int sheaf_job_bind(struct sheaf_job *job, uint64_t epoch, const uint32_t *slots,
         size_t n, double rate, uint64_t *ret_ordinals)
 {
+        int64_t deadline_ns = sheaf_session_deadline_ns(job->dataset->session);
         int rc = 0;
 
         if (job->options.pace)
-                keep_step(job);
+                keep_step(job, deadline_ns);
         for (size_t done = 0; !rc && done < n; done += SLOTS_MAX)
                 rc = ask(job, epoch, slots + done,
                         SHEAF_MIN(n - done, (size_t)SLOTS_MAX), rate,
-                        ret_ordinals + done);
+                        deadline_ns, ret_ordinals + done);
         return rc;
 }

@@ -162,7 +162,8 @@ SHEAF_API int sheaf_prefetch(
  * dataset has files; the daemon binds each to a sample (the ordinal of a
  * file) when it is first asked for, each sample once an epoch. Asked again,
  * by any process, a slot has the same sample; that holds when the daemon is
- * killed and started again. (docs/design/orders.md) */
+ * killed and started again. So a new run needs a new name: under an old one it
+ * gets what the old one had. (docs/design/orders.md) */
 struct sheaf_job;
 
 enum sheaf_job_order {

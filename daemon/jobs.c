@@ -236,6 +236,8 @@ static int bind_now(struct sheaf_live_job *job, struct sheaf_bind *bind,
         struct epoch_mark *mark;
         int rc;
 
+        if (!bind->count)
+                return 0; /* it joins, no more */
         for (size_t i = 0; i < bind->count; i++)
                 if (bind->slots[i] >= job->identity.samples) {
                         *ret_why = "a slot is beyond the end of the epoch";

@@ -4,8 +4,10 @@
  *  1 whoever begins an epoch begins it for all its mates that have bound
  *    their last slot too: with the same permutation, so that what is fetched
  *    from now on is offered to them
- *  2 a job that begins within REACH of a mate takes that mate's permutation;
- *    one of another speed never does: it would meet its own last order again
+ *  2 a job that begins within REACH of a mate takes that mate's permutation,
+ *    if it is newer than all its own: one that a job had before, brought back
+ *    by a mate that stopped, would repeat an epoch's order. One of another
+ *    speed never does, for the same reason
  *  3 only the newest run of a job has strata: the byte a sample is the job's.
  *    An older one, which some worker may still bind, falls back to strict */
 #include "daemon/epoch/order_impl.h"
@@ -211,6 +213,19 @@ static uint32_t reach(const struct sheaf_job *job)
                 job->cohort->config.samples / REACH, 2 * job->config.ahead);
 }
 
+/* Whether @run has a permutation that @job never had. */
+static bool is_new_to(const struct sheaf_job *job, const struct sheaf_run *run)
+{
+        if (run->family <= job->newest_family)
+                return false;
+        /* Restored runs have families of their own. */
+        for (const struct sheaf_run *own = job->runs; own; own = own->older)
+                if (own->targets.seed == run->targets.seed &&
+                        own->targets.stream == run->targets.stream)
+                        return false;
+        return true;
+}
+
 /* The mate that began last, within reach; its run. */
 static const struct sheaf_run *leader(const struct sheaf_job *job)
 {
@@ -221,7 +236,7 @@ static const struct sheaf_run *leader(const struct sheaf_job *job)
                 const struct sheaf_run *run = mate->runs;
 
                 if (mate == job || !run || !sheaf_mates(mate, job) ||
-                        run->bound_count >= reach(job))
+                        run->bound_count >= reach(job) || !is_new_to(job, run))
                         continue;
                 if (!best || run->bound_count < best->bound_count)
                         best = run;
@@ -312,6 +327,7 @@ static int add_run(
         if (!run)
                 return -ENOMEM;
         choose_targets(run);
+        job->newest_family = SHEAF_MAX(job->newest_family, run->family);
         run->older = job->runs;
         job->runs = run;
         if (job->config.order == SHEAF_ORDER_SHARED)

@@ -40,6 +40,7 @@ struct sheaf_job {
         struct sheaf_job_config config;
         struct sheaf_run *runs; /* newest first */
         uint64_t ended;         /* epochs below are over */
+        uint64_t newest_family; /* of all its runs */
         uint8_t *bytes;         /* one a sample */
         double rate;
         int64_t last_ns;     /* of the last bind; 0: none */

@@ -100,7 +100,7 @@ int sheaf_run_restore(
         if (!run)
                 return -ENOMEM;
         run->named = true;
-        run->family = ++cohort->families;
+        run->family = job->newest_family = ++cohort->families;
         sheaf_permutation_init(&run->targets, cohort->config.samples,
                 state->seed, state->stream);
         rc = take_replaced(run, state);

@@ -500,6 +500,8 @@ void sheaf_verb_add_dataset(struct sheaf_conn *conn, struct sheaf_wire_msg *msg)
                         rc == -ETIMEDOUT
                                 ? "--share '%s': groups are not looked up in "
                                   "time; try again, or give group:NUMBER"
+                        : rc == -ENOENT
+                                ? "--share '%s': there is no such group"
                                 : "--share '%s': give group:NAME or all",
                         body->share);
                 return;

@@ -110,7 +110,9 @@ void sheaf_verb_bind(struct sheaf_conn *conn, struct sheaf_wire_msg *msg)
                 sheaf_conn_error(conn, id, rc, "too many requests at once");
                 return;
         }
-        memcpy(b->slots, bind->slot, bind->n_slot * sizeof(b->slots[0]));
+        if (bind->n_slot)
+                memcpy(b->slots, bind->slot,
+                        bind->n_slot * sizeof(b->slots[0]));
         b->bind = (struct sheaf_bind){ .handle = h,
                 .epoch = bind->epoch,
                 .slots = b->slots,

@@ -215,7 +215,8 @@ void sheaf_verb_share(struct sheaf_conn *conn, struct sheaf_wire_msg *msg)
                         rc == -ETIMEDOUT
                                 ? "'%s': groups are not looked up in time; "
                                   "try again, or give group:NUMBER"
-                                : "'%s': give owner, group:NAME or all",
+                        : rc == -ENOENT ? "'%s': there is no such group"
+                                        : "'%s': give owner, group:NAME or all",
                         share_body->share);
                 return;
         }

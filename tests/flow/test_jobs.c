@@ -317,6 +317,39 @@ Test(jobs, bad_requests_are_refused_in_words)
         cr_assert_eq(sheaf_job_bind(job, 0, beyond, 1, 0, ordinals), -ESTALE);
         cr_assert_not_null(
                 strstr(sheaf_last_error(), "over"), "%s", sheaf_last_error());
+        /* a worker that comes late joins all the same, after a kill too */
+        sheaf_job_close(open_job("train", SHEAF_JOB_SHARED, 0));
+        flow_kill();
+        flow_start();
+        sheaf_job_close(open_job("train", SHEAF_JOB_SHARED, 0));
+        bind(job, 5, 0, 2, ordinals);
+        sheaf_job_close(job);
+}
+
+/* A job that stopped leaves no order behind for the others to repeat. */
+Test(jobs, each_epoch_has_an_order_of_its_own)
+{
+        static uint64_t had[5][FILES], other[FILES];
+        struct sheaf_job *job = open_job("long", SHEAF_JOB_SHARED, 0);
+        struct sheaf_job *ends = open_job("short", SHEAF_JOB_SHARED, 0);
+        struct sheaf_job *idle = open_job("idle", SHEAF_JOB_SHARED, 0);
+
+        for (uint64_t epoch = 0; epoch < 5; epoch++) {
+                bind(job, epoch, 0, FILES, had[epoch]);
+                if (epoch < 2)
+                        bind(ends, epoch, 0, FILES, other);
+                else if (ends)
+                        sheaf_job_close(sheaf_steal(&ends));
+                for (uint64_t e = 0; e < epoch; e++) {
+                        uint32_t equal = 0;
+
+                        for (uint32_t i = 0; i < FILES; i++)
+                                equal += had[e][i] == had[epoch][i];
+                        cr_assert_lt(equal, 30, "epochs %d and %d", (int)e,
+                                (int)epoch);
+                }
+        }
+        sheaf_job_close(idle);
         sheaf_job_close(job);
 }
 
@@ -327,9 +360,12 @@ Test(jobs, a_dataset_may_go_at_any_time)
         static uint64_t ordinals[FILES];
 
         for (int round = 0; round < 5; round++) {
-                struct sheaf_job *job = open_job("train", SHEAF_JOB_SHARED, 0);
+                char name[32];
+                struct sheaf_job *job;
                 uint32_t slot = 0;
 
+                snprintf(name, sizeof(name), "round-%d", round);
+                job = open_job(name, SHEAF_JOB_SHARED, 0);
                 bind(job, 0, 0, 700, ordinals);
                 if (round % 2)
                         flow_ok("sheaf rm data --force");
@@ -338,7 +374,7 @@ Test(jobs, a_dataset_may_go_at_any_time)
                 if (round % 2)
                         flow_ok("sheaf add data %s", flow.origin);
                 cr_assert_eq(flow_open("data", &session, &dataset), 0);
-                job = open_job("train", SHEAF_JOB_SHARED, 0);
+                job = open_job(name, SHEAF_JOB_SHARED, 0);
                 if (round % 2 == 0)
                         flow_ok("sheaf rm data --force; sheaf add data %s",
                                 flow.origin);

@@ -137,7 +137,11 @@ static int run_and_tell(const struct cli *cli, const char **argv,
                 return cli_fail(cli,
                         WIFEXITED(status) ? WEXITSTATUS(status)
                                           : CLI_MOUNT_FAILED,
-                        EIO, "%s", cause);
+                        WIFEXITED(status) &&
+                                        WEXITSTATUS(status) == CLI_NOT_FOUND
+                                ? ENOENT
+                                : EIO,
+                        "%s", cause);
         tell(cli, name, dir);
         return CLI_OK;
 }

@@ -74,8 +74,8 @@ const struct cli_verb cli_verb_seal = {
         .args = "NAME",
         .brief = "learn every digest of a dataset's version",
         .details = "Reads what was never read. A sealed version has a root "
-                   "digest that depends on\nnames and contents alone. Ctrl-C "
-                   "stops; what was learned stays.\n",
+                   "digest that depends on\nnames, contents, modes and link "
+                   "targets alone. Ctrl-C stops; what was learned\nstays.\n",
         .examples = "sheaf seal imagenet",
         .options = options,
         .args_min = 1,

@@ -337,6 +337,41 @@ Test(order, mates_share_one_permutation)
         sheaf_cohort_free(cohort);
 }
 
+/* A mate that ended in step, or never began: what was begun for it must not
+ * come back as the order of a later epoch. */
+Test(order, no_order_comes_back)
+{
+        struct sheaf_cohort *cohort = cohort_of(N);
+        struct sheaf_job *job = job_of(cohort, SHEAF_ORDER_SHARED, 0);
+        struct sheaf_job *mate = job_of(cohort, SHEAF_ORDER_SHARED, 0);
+        struct sheaf_job *late = job_of(cohort, SHEAF_ORDER_SHARED, 0);
+        static uint32_t had[8][N];
+
+        begin(late, 0);
+        for (uint64_t epoch = 0; epoch < 8; epoch++) {
+                struct sheaf_run *run = begin(job, epoch);
+
+                for (uint32_t slot = 0; slot < N; slot++) {
+                        had[epoch][slot] = bind(run, slot);
+                        if (epoch < 2)
+                                bind(begin(mate, epoch), slot);
+                        stir(2);
+                }
+                for (uint64_t e = 0; e < epoch; e++) {
+                        uint32_t equal = 0;
+
+                        for (uint32_t slot = 0; slot < N; slot++)
+                                equal += had[e][slot] == had[epoch][slot];
+                        cr_assert_lt(equal, 20, "epochs %d and %d: %u", (int)e,
+                                (int)epoch, equal);
+                }
+        }
+        sheaf_job_free(job);
+        sheaf_job_free(mate);
+        sheaf_job_free(late);
+        sheaf_cohort_free(cohort);
+}
+
 Test(order, jobs_of_other_speed_have_their_own)
 {
         struct sheaf_cohort *cohort = cohort_of(N);
