@@ -46,7 +46,8 @@ struct audit {
         uv_idle_t more;
         bool check_origin, repair, held, walked, ended;
         int open_handles, under_way;
-        uint64_t done, done_bytes, damaged, changed, unknown;
+        uint64_t done, done_bytes, damaged, changed;
+        uint64_t unknown, unknown_bytes; /* never read; part of done */
 };
 
 static void audit_more(uv_idle_t *idle);
@@ -111,6 +112,11 @@ static void audit_finish(struct audit *a)
                 audit_end(a);
                 return;
         }
+        /* The last figures are of what was compared. */
+        a->done -= a->unknown;
+        a->done_bytes -= a->unknown_bytes;
+        a->walk.chunks -= a->unknown;
+        a->walk.bytes -= a->unknown_bytes;
         audit_progress(a);
         if (a->unknown) {
                 snprintf(text, sizeof(text),
@@ -328,6 +334,7 @@ static void start_chunk(struct audit *a, struct audit_slot *slot,
         if (!sheaf_digest_known(
                     sheaf_version_digest(v->fetch.stored, slot->chunk))) {
                 a->unknown++;
+                a->unknown_bytes += slot->len_bytes;
                 slot->busy = false;
                 a->under_way--;
                 a->done++;
