@@ -292,6 +292,11 @@ Test(catalog, damaged_pages_end_calls_and_not_the_process)
         struct sheaf_pending_item items[300] = { 0 };
         unsigned int met = 0;
 
+#if defined(__SANITIZE_THREAD__)
+        printf("SKIP: damaged_pages: a jump out of a fault leaves "
+               "ThreadSanitizer's own stack behind\n");
+        return;
+#endif
         cr_assert_not_null(mkdtemp(dir));
         snprintf(path, sizeof(path), "%s/catalog", dir);
         snprintf(file, sizeof(file), "%s/data.mdb", path);
