@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Jobs of live clients and their journals (jobs.h).
  *
- *  1 a bind is answered after what it changed is in the journal; until then
- *    the mark in the file is not above the slots that were answered
+ *  1 a bind is answered after what it changed is in the journal, whose mark
+ *    is then above each of its slots
  *  2 one piece of work on the pool a job: binds that come meanwhile queue up,
  *    in order, so a file's head stands before its records
  *  3 a job whose cohort ended while the pool works for it is freed after that
  *  4 a journal that cannot be written does not stop a training run: it is
- *    logged and counted, and only a kill of the daemon would repeat samples
+ *    logged and counted; after a kill of the daemon samples may repeat, or
+ *    the job is refused under its name
  *
  * Threads: loop thread, but for work(). */
 #include "daemon/jobs_internal.h"
@@ -342,8 +343,8 @@ static void has_written(struct sheaf_live_job *job)
                             &job->jobs->journal_once, 10 * SHEAF_NS_PER_SEC))
                         sheaf_log_rc(job->rc, SHEAF_LOG_WARN,
                                 "journal not written",
-                                "dir=%s why=\"a kill of sheafd now would "
-                                "repeat samples\"",
+                                "dir=%s why=\"after a kill of sheafd samples "
+                                "may repeat, or the job is refused\"",
                                 job->dir);
         }
         if (bind)

@@ -496,14 +496,7 @@ void sheaf_verb_add_dataset(struct sheaf_conn *conn, struct sheaf_wire_msg *msg)
         }
         rc = sheaf_share_parse(body->share, &kind, &gid);
         if (rc) {
-                sheaf_conn_error(conn, id, rc,
-                        rc == -ETIMEDOUT
-                                ? "--share '%s': groups are not looked up in "
-                                  "time; try again, or give group:NUMBER"
-                        : rc == -ENOENT
-                                ? "--share '%s': there is no such group"
-                                : "--share '%s': give group:NAME or all",
-                        body->share);
+                sheaf_share_refuse(conn, id, rc, body->share);
                 return;
         }
         if (kind == SHEAF_SHARE_OWNER || body->force)

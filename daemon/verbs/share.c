@@ -199,6 +199,17 @@ static void share(
                 check_and_record(conn, id, ds, kind, gid);
 }
 
+void sheaf_share_refuse(
+        struct sheaf_conn *conn, uint64_t id, int rc, const char *text)
+{
+        sheaf_conn_error(conn, id, rc,
+                rc == -ETIMEDOUT ? "share '%s': groups are not looked up in "
+                                   "time; try again, or give group:NUMBER"
+                : rc == -ENOENT  ? "share '%s': there is no such group"
+                                 : "share '%s': give owner, group:NAME or all",
+                text);
+}
+
 void sheaf_verb_share(struct sheaf_conn *conn, struct sheaf_wire_msg *msg)
 {
         const Sheaf__Share *share_body = msg->env->share;
@@ -211,13 +222,7 @@ void sheaf_verb_share(struct sheaf_conn *conn, struct sheaf_wire_msg *msg)
                 return;
         rc = sheaf_share_parse(share_body->share, &kind, &gid);
         if (rc) {
-                sheaf_conn_error(conn, id, rc,
-                        rc == -ETIMEDOUT
-                                ? "'%s': groups are not looked up in time; "
-                                  "try again, or give group:NUMBER"
-                        : rc == -ENOENT ? "'%s': there is no such group"
-                                        : "'%s': give owner, group:NAME or all",
-                        share_body->share);
+                sheaf_share_refuse(conn, id, rc, share_body->share);
                 return;
         }
         /* Without the origin's descriptor there is nothing to judge by. */

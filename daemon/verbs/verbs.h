@@ -49,6 +49,9 @@ SHEAF_MUST_CHECK int sheaf_stats_node(struct sheaf_conn *conn, void **ret_space,
 /* What --share says. 0; -EINVAL; -ENOENT no such group. */
 SHEAF_MUST_CHECK int sheaf_share_parse(
         const char *text, enum sheaf_share *ret_kind, gid_t *ret_gid);
+/* Answers what sheaf_share_parse made of @text. */
+void sheaf_share_refuse(
+        struct sheaf_conn *conn, uint64_t id, int rc, const char *text);
 /* Judges whether those whom it names could read the origin's root, the
  * message's first descriptor, themselves; then calls @next, later, with the
  * message, which is taken over. Failures are answered. */
