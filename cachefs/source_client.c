@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The mount's view of libsheaf. A pin lasts as long as the copy into the
- * kernel, so it is transient: never charged to the grant. */
+ * kernel, so it is transient: not charged to the grant. */
 #include "cachefs/source_client.h"
 
 #include "client/internal.h"

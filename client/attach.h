@@ -103,12 +103,17 @@ static inline void sheaf_attach_unpin(struct sheaf_attach *attach, void *slot)
                 sheaf_unpin(&attach->pinner, &pin);
 }
 
-/* Gives @bytes back to the grant. Any thread, no lock. */
+/* Gives @bytes back to the grant, or to the budget of transient pins. Any
+ * thread, no lock. */
 static inline void sheaf_attach_uncharge(
-        struct sheaf_attach *attach, uint64_t bytes)
+        struct sheaf_attach *attach, bool brief, uint64_t bytes)
 {
         if (SHEAF_UNLIKELY(sheaf_pinner_inherited(&attach->pinner)))
                 return;
+        if (brief) {
+                sheaf_pin_brief_give(&attach->pinner, bytes);
+                return;
+        }
         while (SHEAF_UNLIKELY(bytes > UINT32_MAX)) {
                 sheaf_pin_uncharge(&attach->pinner, UINT32_MAX);
                 bytes -= UINT32_MAX;

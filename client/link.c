@@ -245,6 +245,8 @@ static int on_arena(struct sheaf_session *session, struct sheaf_wire_msg *msg)
                 opened->range_bytes, opened->grant_bytes, fd, &attach);
         if (rc)
                 return rc;
+        if (opened->brief_bytes)
+                sheaf_pinner_set_brief(&attach->pinner, opened->brief_bytes);
         attach->next = session->attaches;
         session->attaches = attach;
         return 0;

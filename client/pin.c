@@ -7,6 +7,8 @@
  *    turns to another one or ends
  *  3 a stripe belongs to one living thread, as long as there are enough
  *  4 the mark covers a slot before a word is in it
+ *  5 brief_bytes counts what transient pins hold from before the publication
+ *    until after the slot is cleared, and is never above its bound
  *
  * Locks: registry_lock guards the list of live pinners, so that a thread's
  * spare bytes never go back to one that is gone. It is taken by init, fini,
@@ -218,6 +220,22 @@ void sheaf_pin_give_back(struct sheaf_pinner *pinner, uint64_t bytes)
                 &pinner->charged_bytes, bytes, memory_order_release);
 }
 
+int sheaf_pin_brief_take(struct sheaf_pinner *pinner, uint64_t bytes)
+{
+        uint64_t max = atomic_load_explicit(
+                &pinner->brief_max_bytes, memory_order_relaxed);
+        uint64_t seen = atomic_load_explicit(
+                &pinner->brief_bytes, memory_order_relaxed);
+
+        do {
+                if (bytes > max || seen > max - bytes)
+                        return -EDQUOT;
+        } while (!atomic_compare_exchange_weak_explicit(&pinner->brief_bytes,
+                &seen, seen + bytes, memory_order_relaxed,
+                memory_order_relaxed));
+        return 0;
+}
+
 /* ---- pinners ---- */
 
 int sheaf_pinner_init(struct sheaf_pinner *pinner, struct sheaf_hazard *hazard,
@@ -243,6 +261,7 @@ int sheaf_pinner_init(struct sheaf_pinner *pinner, struct sheaf_hazard *hazard,
         pinner->map = *map;
         pinner->owner = owner;
         atomic_init(&pinner->grant_bytes, grant_bytes);
+        atomic_init(&pinner->brief_max_bytes, UINT64_MAX);
         sheaf_pinners_lock();
         pinner->id = ++last_id;
         atomic_store_explicit(owner, pinner->id, memory_order_relaxed);
@@ -268,4 +287,10 @@ void sheaf_pinner_set_grant(struct sheaf_pinner *pinner, uint64_t grant_bytes)
 {
         atomic_store_explicit(
                 &pinner->grant_bytes, grant_bytes, memory_order_relaxed);
+}
+
+void sheaf_pinner_set_brief(struct sheaf_pinner *pinner, uint64_t bytes)
+{
+        atomic_store_explicit(
+                &pinner->brief_max_bytes, bytes, memory_order_relaxed);
 }

@@ -8,9 +8,10 @@
  *   recheck   of the word, then of the extent's state
  *
  * A held pin is charged before it is published; a transient one (for the
- * moment of a copy) is not. Threads: pin and unpin on any thread, a pin may
- * be given back by another one. No function here makes a system call, except
- * for the first use in a thread, its end, init and fini. */
+ * moment of a copy) is taken from a budget of its own, proto/pin.h. The daemon
+ * disconnects who holds more than both. Threads: pin and unpin on any thread, a
+ * pin may be given back by another one. No function here makes a system call,
+ * except for the first use in a thread, its end, init and fini. */
 #ifndef SHEAF_CLIENT_PIN_H
 #define SHEAF_CLIENT_PIN_H
 
@@ -42,12 +43,16 @@ struct sheaf_pinner {
         /* Bytes of held pins and of threads' spare bytes; never above the
          * grant, unless that was lowered. */
         _Alignas(64) _Atomic uint64_t charged_bytes;
+        /* Of transient pins; never above the budget. */
+        _Alignas(64) _Atomic uint64_t brief_bytes;
+        _Atomic uint64_t brief_max_bytes;
 };
 
 struct sheaf_pin {
         _Atomic uint64_t *slot;
         const uint8_t *bytes;
         uint32_t len_bytes, charged_bytes;
+        bool brief; /* charged to that budget */
 };
 
 /* @hazard is a mapping of the whole array, made MADV_DONTFORK here; it and
@@ -60,6 +65,8 @@ SHEAF_MUST_CHECK int sheaf_pinner_init(struct sheaf_pinner *pinner,
 void sheaf_pinner_fini(struct sheaf_pinner *pinner);
 /* A grant that rose, or fell by the client's wish. */
 void sheaf_pinner_set_grant(struct sheaf_pinner *pinner, uint64_t grant_bytes);
+/* What transient pins may hold at once; unbounded until it is told. */
+void sheaf_pinner_set_brief(struct sheaf_pinner *pinner, uint64_t bytes);
 /* True in the child of a fork: the slots are the parent's, its pins are held
  * for the child by the daemon's ghost of them. */
 static inline bool sheaf_pinner_inherited(const struct sheaf_pinner *pinner)
@@ -87,6 +94,9 @@ SHEAF_MUST_CHECK int sheaf_pin_refill(
         struct sheaf_pinner *pinner, uint32_t len_bytes);
 /* Spare bytes beyond what a thread keeps go back. */
 void sheaf_pin_give_back(struct sheaf_pinner *pinner, uint64_t bytes);
+/* Takes @bytes of the budget of transient pins. -EDQUOT. */
+SHEAF_MUST_CHECK int sheaf_pin_brief_take(
+        struct sheaf_pinner *pinner, uint64_t bytes);
 /* A free slot after the thread's first choice, published. NULL: none. */
 _Atomic uint64_t *sheaf_pin_claim(struct sheaf_pinner *pinner, uint64_t word);
 struct sheaf_meter_stripe *sheaf_pin_meter_slow(
@@ -138,6 +148,22 @@ static inline void sheaf_pin_uncharge(
                 sheaf_pin_give_back(pinner, bytes);
 }
 
+static inline void sheaf_pin_brief_give(
+        struct sheaf_pinner *pinner, uint64_t bytes)
+{
+        atomic_fetch_sub_explicit(
+                &pinner->brief_bytes, bytes, memory_order_relaxed);
+}
+
+static inline void sheaf_pin_settle(
+        struct sheaf_pinner *pinner, bool brief, uint32_t bytes)
+{
+        if (brief)
+                sheaf_pin_brief_give(pinner, bytes);
+        else
+                sheaf_pin_uncharge(pinner, bytes);
+}
+
 static inline _Atomic uint64_t *sheaf_pin_publish_any(
         struct sheaf_pinner *pinner, uint64_t word)
 {
@@ -160,7 +186,10 @@ static inline int sheaf_pin_try(struct sheaf_pinner *pinner,
 {
         uint64_t word = atomic_load_explicit(entry, memory_order_acquire);
         uint64_t at = sheaf_word_offset_bytes(word);
-        uint32_t charge = kind == SHEAF_PIN_HELD ? len_bytes : 0;
+        bool brief = kind == SHEAF_PIN_TRANSIENT;
+        uint32_t charge = brief && len_bytes < SHEAF_PIN_BRIEF_LEAST_BYTES
+                                  ? 0
+                                  : len_bytes;
         _Atomic uint64_t *slot;
 
         if (!word)
@@ -170,7 +199,12 @@ static inline int sheaf_pin_try(struct sheaf_pinner *pinner,
         /* What the daemon writes is checked like anything shared. */
         if (SHEAF_UNLIKELY(at + len_bytes > pinner->map.range_bytes))
                 return -EAGAIN;
-        if (charge) {
+        if (charge && brief) {
+                int rc = sheaf_pin_brief_take(pinner, charge);
+
+                if (SHEAF_UNLIKELY(rc))
+                        return rc;
+        } else if (charge) {
                 struct sheaf_pin_thread *me = &sheaf_pin_thread;
 
                 if (SHEAF_UNLIKELY(me->pinner_id != pinner->id ||
@@ -184,7 +218,8 @@ static inline int sheaf_pin_try(struct sheaf_pinner *pinner,
         }
         slot = sheaf_pin_publish_any(pinner, word);
         if (SHEAF_UNLIKELY(!slot)) {
-                sheaf_pin_uncharge(pinner, charge);
+                if (charge)
+                        sheaf_pin_settle(pinner, brief, charge);
                 return -EMFILE;
         }
         /* The state is read after the publication too: who drops an extent
@@ -197,12 +232,14 @@ static inline int sheaf_pin_try(struct sheaf_pinner *pinner,
                 ret_pin->bytes = pinner->map.base + at;
                 ret_pin->len_bytes = len_bytes;
                 ret_pin->charged_bytes = charge;
+                ret_pin->brief = brief;
                 sheaf_pin_count(meter, hits, 1);
                 sheaf_pin_count(meter, hit_bytes, len_bytes);
                 return 0;
         }
         sheaf_pin_clear(slot);
-        sheaf_pin_uncharge(pinner, charge);
+        if (charge)
+                sheaf_pin_settle(pinner, brief, charge);
         sheaf_pin_count(meter, rechecks, 1);
         return -EAGAIN;
 }
@@ -217,11 +254,11 @@ static inline void sheaf_unpin(
         sheaf_pin_clear(pin->slot);
         sheaf_pin_thread.slot = (uint32_t)(pin->slot - pinner->hazard->slot);
         if (pin->charged_bytes)
-                sheaf_pin_uncharge(pinner, pin->charged_bytes);
+                sheaf_pin_settle(pinner, pin->brief, pin->charged_bytes);
 }
 
 /* Copies [@offset_bytes, +@len_bytes) of a chunk of @chunk_bytes out, held
- * only meanwhile. As sheaf_pin_try, but never -EDQUOT. */
+ * only meanwhile. As sheaf_pin_try. */
 static inline int sheaf_pin_copy(struct sheaf_pinner *pinner,
         struct sheaf_meter *meter, const _Atomic uint64_t *entry,
         uint32_t chunk_bytes, void *dst, uint32_t offset_bytes,

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Copying out.
  *
- *  1 a chunk is pinned while it is copied and no longer; such pins are not
- *    charged to the grant
- *  2 what eviction took SHEAF_VIEW_TRIES times is asked for as a copy, so a
- *    read ends however small the arena is
+ *  1 a chunk is pinned while it is copied and no longer; such pins have a
+ *    budget of their own, beside the grant
+ *  2 what eviction, or that budget, refused SHEAF_VIEW_TRIES times is asked for
+ * as a copy, so a read ends however small the arena is
  *
  * Threads: any. */
 #include "client/read.h"

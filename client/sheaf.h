@@ -117,6 +117,7 @@ struct sheaf_view {
         uint64_t len_bytes;
         bool copied; /* private copy: over the pin grant */
         /* private: */
+        bool brief_;
         struct sheaf_dataset *dataset_;
         struct iovec inline_pieces_[SHEAF_VIEW_INLINE];
         void *inline_pins_[SHEAF_VIEW_INLINE];

@@ -5,8 +5,9 @@
  *    SHEAF_VIEW_INLINE chunks)
  *  2 a view's pins are all of one arena; when the connection changes while
  *    it is being made, it is begun again
- *  3 grant is reserved before anything is published; over it, or when
- *    eviction wins SHEAF_VIEW_TRIES times, the bytes are copied
+ *  3 grant, or the budget of transient pins, is reserved before anything is
+ *    published; over it, or when eviction wins SHEAF_VIEW_TRIES times, the
+ *    bytes are copied
  *  4 on failure nothing stays pinned, charged or allocated
  *
  * Threads: any. */
@@ -119,7 +120,8 @@ static void drop_pins(struct sheaf_view *view)
                 view->pins_[i] = NULL;
         }
         if (view->charged_bytes_)
-                sheaf_attach_uncharge(attach, view->charged_bytes_);
+                sheaf_attach_uncharge(
+                        attach, view->brief_, view->charged_bytes_);
         view->charged_bytes_ = 0;
         view->owner_ = NULL;
 }
@@ -131,7 +133,8 @@ void sheaf_view_release(struct sheaf_view *view)
         if (SHEAF_LIKELY(attach && view->piece_count == 1)) {
                 sheaf_attach_unpin(attach, view->inline_pins_[0]);
                 if (view->charged_bytes_)
-                        sheaf_attach_uncharge(attach, view->charged_bytes_);
+                        sheaf_attach_uncharge(
+                                attach, view->brief_, view->charged_bytes_);
         } else if (attach) {
                 drop_pins(view);
         }
@@ -165,6 +168,7 @@ static int64_t pin_missing(struct sheaf_map *map, const struct span *span,
                 if (!rc) {
                         span_piece(span, i, &skip, &len);
                         view->charged_bytes_ += pin.charged_bytes;
+                        view->brief_ = pin.brief;
                         view->pins_[i] = (void *)pin.slot;
                         pieces[i] = (struct iovec){
                                 .iov_base = (void *)(pin.bytes + skip),
@@ -364,6 +368,7 @@ static inline bool view_single(struct sheaf_dataset *dataset, uint64_t chunk,
         view->dataset_ = dataset;
         view->owner_ = map->attach;
         view->charged_bytes_ = pin.charged_bytes;
+        view->brief_ = pin.brief;
         view->heap_ = NULL;
         if (!(flags & SHEAF_VIEW_FETCHED))
                 count_hits(map, 1, len_bytes);

@@ -4,10 +4,13 @@
  *  1 what is sent is an open file for writing, of a sealed memfd that nobody
  *    else may open: a read lease can be had again only when the last
  *    descriptor and mapping of it are gone, whatever a client does
- *  2 an account lives as long as it has connections or copies
+ *  2 an account lives as long as it has connections or copies, or is to be
+ *    remembered
  *
  * Threads: loop thread. */
 #include "daemon/account.h"
+
+#include "daemon/clock.h"
 
 #include <fcntl.h>
 #include <stdio.h>
@@ -60,7 +63,8 @@ int sheaf_account_join(struct sheaf_accounts *accounts,
 
 static void forget(struct sheaf_account *account)
 {
-        if (account->conns || account->copies)
+        if (account->conns || account->copies ||
+                account->strict_until_ns > sheaf_now_ns())
                 return;
         LIST_REMOVE(account, link);
         free(account);
@@ -143,11 +147,16 @@ static bool still_open(const struct sheaf_copy *copy)
 void sheaf_accounts_sweep(struct sheaf_accounts *accounts)
 {
         struct sheaf_copy *copy, *next;
+        struct sheaf_account *account, *after;
 
+        for (account = LIST_FIRST(&accounts->list); account; account = after) {
+                after = LIST_NEXT(account, link);
+                if (account->strict_until_ns)
+                        forget(account);
+        }
         for (copy = LIST_FIRST(&accounts->sent); copy; copy = next) {
-                struct sheaf_account *account = copy->account;
-
                 next = LIST_NEXT(copy, link);
+                account = copy->account;
                 if (still_open(copy))
                         continue;
                 LIST_REMOVE(copy, link);
@@ -158,13 +167,16 @@ void sheaf_accounts_sweep(struct sheaf_accounts *accounts)
 
 void sheaf_accounts_clear(struct sheaf_accounts *accounts)
 {
+        struct sheaf_account *account, *after;
         struct sheaf_copy *copy;
 
         while ((copy = LIST_FIRST(&accounts->sent))) {
-                struct sheaf_account *account = copy->account;
-
                 LIST_REMOVE(copy, link);
                 sheaf_copy_free(copy);
+        }
+        for (account = LIST_FIRST(&accounts->list); account; account = after) {
+                after = LIST_NEXT(account, link);
+                account->strict_until_ns = 0;
                 forget(account);
         }
 }

@@ -29,6 +29,9 @@ struct sheaf_account {
         uint64_t queue_bytes, fetch_items, copy_bytes;
         uint64_t turn_ms; /* the loop's time of this turn */
         int64_t spent_ns; /* on its messages in this turn */
+        /* A client of its pinned beyond its grant: until then none has a
+         * grace. */
+        int64_t strict_until_ns;
 };
 
 /* A copy for a client, in a memfd. */

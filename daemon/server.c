@@ -411,6 +411,7 @@ static void retry_cb(uv_timer_t *timer)
 
         if (++server->ticks % SWEEP_TICKS == 0)
                 sheaf_accounts_sweep(&server->accounts);
+        sheaf_server_watch_pins(server);
         LIST_FOREACH (listener, &server->listeners, link) {
                 if (!listener->resting)
                         continue;

@@ -78,6 +78,7 @@ struct sheaf_arena_part {
         struct sheaf_domain *domain;
         struct sheaf_pins *pins;
         uint64_t grant_bytes;
+        int64_t over_since_ns; /* it holds more than it may; 0: it does not */
 };
 
 struct sheaf_fork_ghost {
@@ -144,6 +145,7 @@ void sheaf_server_drop_grant(struct sheaf_server *server, uint64_t grant);
 struct sheaf_server_stats {
         uint64_t accepted, refused, dropped_slow, bad_messages, pins_freed_dead;
         uint64_t dropped_mute; /* said no Hello when room was needed */
+        uint64_t dropped_pins; /* pinned more than they were granted */
         uint64_t fds_max;      /* limit of descriptors */
         uint64_t copy_bytes;   /* of copies that clients hold, now */
         bool crowded;          /* nearly all are in use, now */

@@ -17,6 +17,12 @@ struct sheaf_listener {
         struct stat made; /* unlinked only while it is still ours */
 };
 
+/* A walk over the connections, a little in each tick. */
+struct sheaf_watch {
+        uint64_t below;   /* numbers of those that are still to come */
+        int64_t begun_ns; /* this round */
+};
+
 struct sheaf_server {
         struct sheaf_daemon *daemon;
         LIST_HEAD(, sheaf_listener) listeners;
@@ -35,12 +41,18 @@ struct sheaf_server {
         int fds_max, fds_kept; /* the last ones are for our own work */
         struct sheaf_server_stats stats;
         struct sheaf_log_once refused_once, bad_once, slow_once, crowded_once;
+        struct sheaf_log_once pins_once;
+        struct sheaf_watch watch_all, watch_strict;
 };
 
 /* conn.c */
 void sheaf_conn_readable(uv_poll_t *poll, int status, int events);
 void sheaf_conn_flush(struct sheaf_conn *conn);
 void sheaf_conn_drop_queue(struct sheaf_conn *conn);
+
+/* overpin.c: looks for clients that hold more than they were granted, and
+ * disconnects those. Each tick. */
+void sheaf_server_watch_pins(struct sheaf_server *server);
 
 /* server.c */
 void sheaf_conn_close(struct sheaf_conn *conn);

@@ -22,6 +22,20 @@
 
 #include "proto/layout_shm.h"
 
+/* Pins for the moment of a copy are not charged to the grant. They have a
+ * budget of their own, which the daemon tells with the grant: what is that
+ * long or longer counts. So what an honest client holds is bounded at every
+ * instant, also while it is stopped, and who holds more for a while is not
+ * one. */
+#define SHEAF_PIN_BRIEF_LEAST_BYTES 4096
+
+/* The budget for an arena of @bytes_max: room for one chunk at least. */
+static inline uint64_t sheaf_pin_brief_max(uint64_t bytes_max)
+{
+        return SHEAF_MAX(UINT64_C(4) << 20,
+                SHEAF_MIN(bytes_max / 8, UINT64_C(256) << 20));
+}
+
 /* ---- client ---- */
 
 /* Makes sure that slots below @slots are scanned. Any thread. Called before

@@ -5,6 +5,7 @@
 #include "daemon/verbs/verbs.h"
 
 #include "daemon/log.h"
+#include "proto/pin.h"
 
 #include <fcntl.h>
 #include <stdio.h>
@@ -199,6 +200,7 @@ static int part_get(struct sheaf_conn *conn, uint64_t id,
         body.extent_bytes = shape.extent_bytes;
         body.range_bytes = RANGE_FACTOR * shape.bytes_max;
         body.grant_bytes = part->grant_bytes;
+        body.brief_bytes = sheaf_pin_brief_max(shape.bytes_max);
         env.id = id;
         env.more = true;
         env.body_case = SHEAF__ENVELOPE__BODY_ARENA_OPENED;

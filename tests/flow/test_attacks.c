@@ -7,8 +7,10 @@
 #include <criterion/parameterized.h>
 #include <linux/io_uring.h>
 #include <linux/userfaultfd.h>
+#include <pthread.h>
 #include <sched.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <sys/ioctl.h>
 #include <sys/pidfd.h>
 #include <sys/ptrace.h>
@@ -334,8 +336,8 @@ struct pinner {
         size_t counts[2];
 };
 
-/* Asks for all that there is to grant. */
-static struct pinner pinner_new(void)
+/* With @greedy it asks for all that there is to grant. */
+static struct pinner pinner_new(bool greedy)
 {
         static const char *const names[] = { "data", "more" };
         Sheaf__PinGrant grant = SHEAF__PIN_GRANT__INIT;
@@ -359,6 +361,8 @@ static struct pinner pinner_new(void)
                 p.counts[i] =
                         ((const struct sheaf_table_header *)map)->word_count;
         }
+        if (!greedy)
+                return p;
         grant.arena = 1;
         grant.bytes = UINT64_MAX;
         HOSTILE_NEED(!call(&p.peer,
@@ -370,30 +374,30 @@ static struct pinner pinner_new(void)
 }
 
 /* Holds whatever is resident, far beyond any grant. */
+static void pin_resident(const struct pinner *p)
+{
+        size_t slot = 0;
+
+        for (size_t d = 0; d < 2; d++)
+                for (size_t k = 0; k < p->counts[d]; k++, slot++) {
+                        uint64_t word = atomic_load(&p->words[d][k]);
+
+                        if (word)
+                                atomic_store(&p->hazard->slot[slot], word);
+                }
+        atomic_store(&p->hazard->high_water, slot);
+}
+
 static void pin_everything(int ready_fd)
 {
         struct pinner p[PINNERS];
 
         for (size_t i = 0; i < PINNERS; i++)
-                p[i] = pinner_new();
+                p[i] = pinner_new(true);
         HOSTILE_NEED(write(ready_fd, "", 1) == 1, 64);
         for (;;)
                 for (size_t i = 0; i < PINNERS; i++) {
-                        size_t slot = 0;
-
-                        for (size_t d = 0; d < 2; d++)
-                                for (size_t k = 0; k < p[i].counts[d]; k++) {
-                                        uint64_t word =
-                                                atomic_load(&p[i].words[d][k]);
-
-                                        if (word)
-                                                atomic_store(
-                                                        &p[i].hazard
-                                                                 ->slot[slot],
-                                                        word);
-                                        slot++;
-                                }
-                        atomic_store(&p[i].hazard->high_water, slot);
+                        pin_resident(&p[i]);
                         sched_yield();
                 }
 }
@@ -413,15 +417,20 @@ static void check_more(void)
         flow_close(session, ds);
 }
 
+static void add_more(void)
+{
+        for (uint32_t i = 0; i < MORE; i++)
+                flow_file(900 + i, HOSTILE_LARGE, "../more/g%u", i);
+        flow_ok("sheaf add --share all --force more %s", flow_path("more"));
+}
+
 Test(attacks, pins_beyond_any_budget)
 {
         int pipe_fd[2];
         char byte;
         pid_t pid;
 
-        for (uint32_t i = 0; i < MORE; i++)
-                flow_file(900 + i, HOSTILE_LARGE, "../more/g%u", i);
-        flow_ok("sheaf add --share all --force more %s", flow_path("more"));
+        add_more();
         cr_assert(!pipe2(pipe_fd, O_CLOEXEC));
         pid = hostile_fork(HOSTILE_STRANGER);
         if (!pid)
@@ -435,6 +444,100 @@ Test(attacks, pins_beyond_any_budget)
         kill(pid, SIGKILL);
         cr_assert_eq(flow_join(pid, 5), 128 + SIGKILL);
         close(pipe_fd[0]);
+        flow_ok("sheaf rm --force more");
+        hostile_end();
+}
+
+static void pin_until_cut_off(struct pinner *p)
+{
+        struct pollfd pfd = { .fd = p->peer.sock, .events = POLLRDHUP };
+        double end = flow_now() + 60;
+
+        while (flow_now() < end) {
+                pin_resident(p);
+                if (poll(&pfd, 1, 10) > 0)
+                        return;
+        }
+        HOSTILE_NEED(!"it is never cut off", 65);
+}
+
+/* Four at once, then one more: of that user none has a grace by then. */
+static void pin_beyond_the_grant(void)
+{
+        struct pinner p[5];
+
+        for (size_t i = 0; i < 4; i++)
+                p[i] = pinner_new(false);
+        for (size_t i = 0; i < 4; i++)
+                pin_resident(&p[i]);
+        for (size_t i = 0; i < 4; i++)
+                pin_until_cut_off(&p[i]);
+        p[4] = pinner_new(false);
+        pin_until_cut_off(&p[4]);
+}
+
+struct copier {
+        pthread_t thread;
+        struct sheaf_dataset *ds;
+        atomic_bool *stop;
+        int rc;
+};
+
+static void *copy_on(void *arg)
+{
+        struct copier *c = arg;
+
+        while (!c->rc && !atomic_load(c->stop))
+                c->rc = flow_check_read(
+                        c->ds, "g0", 900, HOSTILE_LARGE, 4 << 20);
+        return NULL;
+}
+
+/* An honest client that holds as much as it may, while eight of its threads
+ * copy, stays, and so do its bytes. */
+Test(attacks, pins_beyond_a_grant_end_the_connection)
+{
+        struct copier copiers[8];
+        struct sheaf_session *session;
+        struct sheaf_dataset *ds;
+        struct sheaf_view views[HOSTILE_FILES];
+        struct sheaf_stats stats;
+        atomic_bool stop = false;
+        pid_t pid;
+
+        add_more();
+        pid = hostile_fork(HOSTILE_STRANGER);
+        if (!pid) {
+                HOSTILE_NEED(!flow_run("sheaf warmup more"), 66);
+                pin_beyond_the_grant();
+                _exit(0);
+        }
+        cr_assert_eq(flow_open("more", &session, &ds), 0);
+        for (uint64_t i = 0; i < MORE; i++)
+                cr_assert_eq(sheaf_view(ds, i, 0, 4 << 20, &views[i]), 0);
+        for (size_t i = 0; i < SHEAF_ARRAY_LEN(copiers); i++) {
+                copiers[i] = (struct copier){ .ds = ds, .stop = &stop };
+                cr_assert(!pthread_create(
+                        &copiers[i].thread, NULL, copy_on, &copiers[i]));
+        }
+        hostile_join(pid, 90);
+        atomic_store(&stop, true);
+        for (size_t i = 0; i < SHEAF_ARRAY_LEN(copiers); i++) {
+                pthread_join(copiers[i].thread, NULL);
+                cr_expect_eq(copiers[i].rc, 0);
+        }
+        for (uint64_t i = 0; i < MORE; i++) {
+                cr_expect(flow_stamp_check(views[i].pieces[0].iov_base,
+                        900 + (uint32_t)i, 0, 4 << 20));
+                sheaf_view_release(&views[i]);
+        }
+        sheaf_stats(ds, &stats);
+        cr_expect_eq(stats.reconnects, 0);
+        flow_close(session, ds);
+        cr_expect_eq(flow_stat("clients.dropped_pins"), 5);
+        flow_ok("grep -c 'pins more than' %s", flow.log);
+        cr_expect_lt(atoi(flow.last.out), 5, "logged once in ten seconds");
+        check_more();
         flow_ok("sheaf rm --force more");
         hostile_end();
 }

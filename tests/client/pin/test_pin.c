@@ -315,3 +315,39 @@ Test(pin, hits_make_no_system_call)
         cr_expect_eq(WEXITSTATUS(status), 0);
         close_all();
 }
+
+/* What is pinned for the moments of copies has a bound of its own, which is
+ * whole again after pins, lost races and refusals. */
+Test(pin, moments_of_copies_have_a_budget)
+{
+        static struct sheaf_pin held[500];
+        struct sheaf_pin pin;
+
+        open_all(0);
+        for (int round = 0; round < 3; round++) {
+                uint64_t bytes = 0;
+                uint64_t n = 0;
+                int rc = 0;
+
+                sheaf_pinner_set_brief(&m.pinner, SHEAF_MIB);
+                while (n < 500 && !rc) {
+                        rc = pin_chunk(n, SHEAF_PIN_TRANSIENT, &held[n]);
+                        if (!rc && rig.len(n) >= SHEAF_PIN_BRIEF_LEAST_BYTES)
+                                bytes += rig.len(n);
+                        n += !rc;
+                }
+                cr_assert_eq(rc, -EDQUOT);
+                cr_expect_leq(bytes, SHEAF_MIB);
+                cr_expect_gt(bytes + rig.len(n), SHEAF_MIB);
+                cr_expect_eq(atomic_load(&m.pinner.brief_bytes), bytes);
+                cr_expect_eq(atomic_load(&m.pinner.charged_bytes), 0);
+                sheaf_pinner_set_brief(&m.pinner, 2 * SHEAF_MIB);
+                cr_expect_eq(pin_chunk(700, SHEAF_PIN_TRANSIENT, &pin), -EAGAIN,
+                        "not in memory");
+                while (n)
+                        sheaf_unpin(&m.pinner, &held[--n]);
+                cr_expect_eq(atomic_load(&m.pinner.brief_bytes), 0);
+                cr_expect_eq(sheaf_pins_held(pins, NULL), 0);
+        }
+        close_all();
+}
