@@ -211,8 +211,8 @@ static enum plain_state try_plain(struct sheaf_plain_table *table,
         return PLAIN_PASSTHROUGH;
 }
 
-struct open_job {
-        struct sheaf_job job;
+struct open_ask {
+        struct sheaf_task task;
         fuse_req_t req;
         uint32_t entry;
         struct fuse_file_info fi;
@@ -255,9 +255,9 @@ static int get(struct sheaf_plain_table *table, fuse_req_t req, uint32_t entry,
         return 0;
 }
 
-static void run_open(struct sheaf_job *job)
+static void run_open(struct sheaf_task *task)
 {
-        struct open_job *ask = (struct open_job *)job;
+        struct open_ask *ask = (struct open_ask *)task;
         struct sheaf_fs *fs = sheaf_fs_of(ask->req);
         struct sheaf_plain_table *table = fs->plain;
         fuse_req_t req = ask->req;
@@ -280,7 +280,7 @@ static void run_open(struct sheaf_job *job)
 void sheaf_fs_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
         struct sheaf_fs *fs = sheaf_fs_of(req);
-        struct open_job *ask = NULL;
+        struct open_ask *ask = NULL;
         uint32_t entry;
         int rc;
 
@@ -291,18 +291,18 @@ void sheaf_fs_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
         }
         rc = sheaf_tree_entry(&fs->source, ino, &entry);
         if (!rc) {
-                ask = sheaf_new(struct open_job, 1);
+                ask = sheaf_new(struct open_ask, 1);
                 rc = ask ? 0 : -ENOMEM;
         }
         if (rc < 0) {
                 fuse_reply_err(req, -rc);
                 return;
         }
-        ask->job.run = run_open;
+        ask->task.run = run_open;
         ask->req = req;
         ask->entry = entry;
         ask->fi = *fi;
-        rc = sheaf_pool_submit(fs->pool, &ask->job);
+        rc = sheaf_pool_submit(fs->pool, &ask->task);
         if (rc < 0) {
                 free(ask);
                 fuse_reply_err(req, -rc);
@@ -311,9 +311,9 @@ void sheaf_fs_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 
 /* Nobody waits for the answer to a RELEASE, but for the lease somebody may:
  * a worker gives it back. A new open that comes first keeps the state. */
-static void run_release(struct sheaf_job *job)
+static void run_release(struct sheaf_task *task)
 {
-        struct open_job *done = (struct open_job *)job;
+        struct open_ask *done = (struct open_ask *)task;
 
         put(sheaf_fs_of(done->req)->plain, done->entry);
         fuse_reply_err(done->req, 0);
@@ -323,7 +323,7 @@ static void run_release(struct sheaf_job *job)
 void sheaf_fs_release(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
         struct sheaf_fs *fs = sheaf_fs_of(req);
-        struct open_job *done;
+        struct open_ask *done;
         uint32_t entry;
 
         (void)fi;
@@ -331,15 +331,15 @@ void sheaf_fs_release(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
                 fuse_reply_err(req, 0);
                 return;
         }
-        done = sheaf_new(struct open_job, 1);
+        done = sheaf_new(struct open_ask, 1);
         if (!done) {
                 put(fs->plain, entry);
                 fuse_reply_err(req, 0);
                 return;
         }
-        done->job.run = run_release;
+        done->task.run = run_release;
         done->req = req;
         done->entry = entry;
-        if (sheaf_pool_submit(fs->pool, &done->job) < 0)
-                run_release(&done->job);
+        if (sheaf_pool_submit(fs->pool, &done->task) < 0)
+                run_release(&done->task);
 }

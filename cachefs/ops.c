@@ -237,8 +237,8 @@ static void fs_statfs(fuse_req_t req, fuse_ino_t ino)
         fuse_reply_statfs(req, &out);
 }
 
-struct xattr_job {
-        struct sheaf_job job;
+struct xattr_ask {
+        struct sheaf_task task;
         fuse_req_t req;
         uint32_t entry;
         enum sheaf_tree_xattr xattr;
@@ -247,9 +247,9 @@ struct xattr_job {
 
 #define XATTR_VALUE_MAX 512
 
-static void xattr_answer(struct sheaf_job *job)
+static void xattr_answer(struct sheaf_task *task)
 {
-        struct xattr_job *ask = (struct xattr_job *)job;
+        struct xattr_ask *ask = (struct xattr_ask *)task;
         struct sheaf_fs *fs = sheaf_fs_of(ask->req);
         char value[XATTR_VALUE_MAX];
         int len = sheaf_tree_xattr_value(
@@ -272,7 +272,7 @@ static void fs_getxattr(
 {
         struct sheaf_fs *fs = sheaf_fs_of(req);
         enum sheaf_tree_xattr xattr;
-        struct xattr_job *ask;
+        struct xattr_ask *ask;
         uint32_t entry;
         int rc = sheaf_tree_entry(&fs->source, ino, &entry);
 
@@ -282,22 +282,22 @@ static void fs_getxattr(
                 fuse_reply_err(req, -rc);
                 return;
         }
-        ask = sheaf_new(struct xattr_job, 1);
+        ask = sheaf_new(struct xattr_ask, 1);
         if (!ask) {
                 fuse_reply_err(req, ENOMEM);
                 return;
         }
-        ask->job.run = xattr_answer;
+        ask->task.run = xattr_answer;
         ask->req = req;
         ask->entry = entry;
         ask->xattr = xattr;
         ask->cap_bytes = cap_bytes;
         if (xattr != SHEAF_TREE_XATTR_CACHED &&
                 xattr != SHEAF_TREE_XATTR_DIGEST) {
-                xattr_answer(&ask->job);
+                xattr_answer(&ask->task);
                 return;
         }
-        rc = sheaf_pool_submit(fs->pool, &ask->job);
+        rc = sheaf_pool_submit(fs->pool, &ask->task);
         if (rc < 0) {
                 free(ask);
                 fuse_reply_err(req, -rc);

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Worker threads, started on demand.
  *
- *  1 a queued job is run exactly once, also when the pool is being freed
- *  2 while a job is queued, some thread is awake or about to be
+ *  1 a queued task is run exactly once, also when the pool is being freed
+ *  2 while a task is queued, some thread is awake or about to be
  *
- * @lock guards all fields; jobs run without it. Signals stay with the
+ * @lock guards all fields; tasks run without it. Signals stay with the
  * threads of the caller: workers block them all. */
 #include "cachefs/pool.h"
 
@@ -16,7 +16,7 @@
 struct sheaf_pool {
         pthread_mutex_t lock;
         pthread_cond_t work;
-        struct sheaf_job *head, **tail;
+        struct sheaf_task *head, **tail;
         size_t queued;
         unsigned int threads, idle;
         bool stop;
@@ -34,16 +34,16 @@ static void *work(void *arg)
                         pthread_cond_wait(&pool->work, &pool->lock);
                         pool->idle--;
                 }
-                struct sheaf_job *job = pool->head;
+                struct sheaf_task *task = pool->head;
 
-                if (!job)
+                if (!task)
                         break;
-                pool->head = job->next;
+                pool->head = task->next;
                 if (!pool->head)
                         pool->tail = &pool->head;
                 pool->queued--;
                 pthread_mutex_unlock(&pool->lock);
-                job->run(job);
+                task->run(task);
                 pthread_mutex_lock(&pool->lock);
         }
         pthread_mutex_unlock(&pool->lock);
@@ -84,12 +84,12 @@ int sheaf_pool_new(struct sheaf_pool **ret_pool)
         return 0;
 }
 
-int sheaf_pool_submit(struct sheaf_pool *pool, struct sheaf_job *job)
+int sheaf_pool_submit(struct sheaf_pool *pool, struct sheaf_task *task)
 {
         int rc = 0;
 
         pthread_mutex_lock(&pool->lock);
-        if (pool->queued >= SHEAF_POOL_JOBS_MAX) {
+        if (pool->queued >= SHEAF_POOL_TASKS_MAX) {
                 rc = -EAGAIN;
                 goto out;
         }
@@ -99,9 +99,9 @@ int sheaf_pool_submit(struct sheaf_pool *pool, struct sheaf_job *job)
                 rc = -EAGAIN;
                 goto out;
         }
-        job->next = NULL;
-        *pool->tail = job;
-        pool->tail = &job->next;
+        task->next = NULL;
+        *pool->tail = task;
+        pool->tail = &task->next;
         pool->queued++;
         pthread_cond_signal(&pool->work);
 out:

@@ -9,39 +9,22 @@
  *  3 a read that failed after a long wait fails at once for a moment: when
  *    its readahead fails, the kernel asks a second time for the first page,
  *    and the reader would wait twice the deadline
- *  4 an interrupted request is answered with EINTR at once, by the thread
- *    that reads requests; its worker finds out and drops the bytes
- *
- * Who answers a waiting request is settled by one exchange of `state`: the
- * worker, or the interrupt. A job is freed by the last of both (`refs`).
- * libfuse calls interrupted() with a lock of the request held; taking the
- * function away waits for that lock, so that it is not running afterwards. */
-#include "cachefs/fs_internal.h"
+ *  4 an interrupted read is answered with EINTR at once; its worker finds out
+ *    and drops the bytes (wait.h) */
+#include "cachefs/wait.h"
 
-#include <stdatomic.h>
-
-enum read_state {
-        READ_WAITING,
-        READ_ANSWERED,    /* the worker answers, or did */
-        READ_INTERRUPTED, /* the interrupt answers, or did */
-};
-
-struct read_job {
-        struct sheaf_job job;
-        fuse_req_t req;
-        struct sheaf_fs *fs;
+struct read_ask {
+        struct sheaf_wait wait; /* first */
         uint32_t entry;
         uint64_t offset_bytes, len_bytes;
         int64_t begin_ns;
-        _Atomic int state;
-        _Atomic int refs;
 };
 
 #define LONG_WAIT_NS SHEAF_NS_PER_SEC
 #define REMEMBER_NS  SHEAF_NS_PER_SEC
 
 static void remember_failure(
-        struct sheaf_fs *fs, const struct read_job *read, int rc)
+        struct sheaf_fs *fs, const struct read_ask *read, int rc)
 {
         struct sheaf_failures *failures = &fs->failures;
         int64_t now = sheaf_fs_now_ns();
@@ -126,83 +109,46 @@ static void answer_view(struct sheaf_fs *fs, fuse_req_t req, uint32_t entry,
         sheaf_source_count(&fs->source, SHEAF_METER_OP_READ_BYTES, len_bytes);
 }
 
-static void drop(struct read_job *read, int refs)
+static void run_read(struct sheaf_wait *wait)
 {
-        if (atomic_fetch_sub_explicit(
-                    &read->refs, refs, memory_order_acq_rel) == refs)
-                free(read);
-}
-
-static void interrupted(fuse_req_t req, void *arg)
-{
-        struct read_job *read = arg;
-        int waiting = READ_WAITING;
-
-        if (!atomic_compare_exchange_strong(
-                    &read->state, &waiting, READ_INTERRUPTED))
-                return;
-        fuse_reply_err(req, EINTR);
-        drop(read, 1);
-}
-
-static void run_read(struct sheaf_job *job)
-{
-        struct read_job *read = (struct read_job *)job;
-        struct sheaf_fs *fs = read->fs;
+        struct read_ask *read = (struct read_ask *)wait;
+        struct sheaf_fs *fs = wait->fs;
         struct sheaf_view view;
-        int waiting = READ_WAITING, rc = -EINTR;
+        int rc = -EINTR;
 
-        if (atomic_load(&read->state) == READ_WAITING)
+        if (!sheaf_wait_over(wait))
                 rc = fs->source.ops->read(fs->source.arg, read->entry,
                         read->offset_bytes, read->len_bytes, true, &view);
-        if (!atomic_compare_exchange_strong(
-                    &read->state, &waiting, READ_ANSWERED)) {
+        if (!sheaf_wait_claim(wait)) {
                 if (!rc)
                         fs->source.ops->release(fs->source.arg, &view);
-                drop(read, 1);
                 return;
         }
-        fuse_req_interrupt_func(read->req, NULL, NULL);
         if (rc < 0)
                 remember_failure(fs, read, rc);
         if (rc < 0)
-                answer_error(fs, read->req, read->entry, read->offset_bytes, rc,
+                answer_error(fs, wait->req, read->entry, read->offset_bytes, rc,
                         fs->source.ops->why(fs->source.arg));
         else
-                answer_view(fs, read->req, read->entry, read->offset_bytes,
+                answer_view(fs, wait->req, read->entry, read->offset_bytes,
                         read->len_bytes, &view);
-        drop(read, 2);
 }
 
 static int read_later(struct sheaf_fs *fs, fuse_req_t req, uint32_t entry,
         uint64_t offset_bytes, uint64_t len_bytes)
 {
-        struct read_job *read;
+        struct read_ask *read = sheaf_new(struct read_ask, 1);
         int rc;
 
-        /* Interrupts come through this very thread: after this look none
-         * can be noted before the function is registered, which must not
-         * answer while libfuse is still registering it. */
-        if (fuse_req_interrupted(req))
-                return -EINTR;
-        read = sheaf_new(struct read_job, 1);
         if (!read)
                 return -ENOMEM;
-        read->job.run = run_read;
-        read->req = req;
-        read->fs = fs;
         read->entry = entry;
         read->offset_bytes = offset_bytes;
         read->len_bytes = len_bytes;
         read->begin_ns = sheaf_fs_now_ns();
-        atomic_init(&read->state, READ_WAITING);
-        atomic_init(&read->refs, 2);
-        fuse_req_interrupt_func(req, interrupted, read);
-        rc = sheaf_pool_submit(fs->pool, &read->job);
-        if (rc < 0) {
-                fuse_req_interrupt_func(req, NULL, NULL);
+        rc = sheaf_wait_begin(&read->wait, fs, req, run_read);
+        if (rc < 0)
                 free(read);
-        }
         return rc;
 }
 
