@@ -7,8 +7,7 @@
  *
  * Threads: sheaf_fs_run has the loop; fs->pool the workers; settle and stop
  * may come from another thread. */
-#include "cachefs/fs_internal.h"
-
+#include "cachefs/jobs.h"
 #include "cachefs/mounts.h"
 
 #include <fcntl.h>
@@ -167,6 +166,8 @@ int sheaf_fs_new(const struct sheaf_source *source,
         if (!rc && fs->kind == SHEAF_TREE_SHARD && !options->no_passthrough)
                 rc = sheaf_plain_table_new(fs, &fs->plain);
         if (!rc)
+                rc = sheaf_jobs_new(fs, &fs->jobs);
+        if (!rc)
                 rc = session_new(fs);
         if (rc < 0) {
                 sheaf_fs_free(fs);
@@ -234,6 +235,12 @@ int sheaf_fs_settle(struct sheaf_fs *fs, const char *dir)
         return 0;
 }
 
+void sheaf_fs_inherit(struct sheaf_fs *fs, char *text)
+{
+        if (fs->jobs)
+                sheaf_jobs_inherit(fs->jobs, text);
+}
+
 void sheaf_fs_stop(struct sheaf_fs *fs)
 {
         fuse_session_exit(fs->session);
@@ -256,6 +263,7 @@ void sheaf_fs_free(struct sheaf_fs *fs)
                 fuse_session_destroy(fs->session);
         }
         sheaf_plain_table_free(fs->plain);
+        sheaf_jobs_free(fs->jobs);
         pthread_mutex_destroy(&fs->failures.lock);
         free(fs);
 }

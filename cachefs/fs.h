@@ -20,6 +20,7 @@ struct sheaf_fs_options {
         bool use_syslog; /* messages also to the system log */
         bool no_passthrough;
         bool list_xattrs; /* by listxattr too; costs `ls -l` its speed */
+        bool heir;        /* epochs of jobs wait for sheaf_fs_inherit */
 };
 
 /* @source and what it borrows stay until free. -ENOMEM. */
@@ -38,6 +39,14 @@ SHEAF_MUST_CHECK int sheaf_fs_run(struct sheaf_fs *fs);
  * large files want, where that is allowed. Called in another thread than
  * run. 0 or the -errno of statfs. */
 SHEAF_MUST_CHECK int sheaf_fs_settle(struct sheaf_fs *fs, const char *dir);
+
+/* Which epochs of jobs the mount that this one replaces began on which
+ * version: what its attribute SHEAF_FS_BEGUN_XATTR says, which lies in its
+ * directory SHEAF_FS_BEGUN_DIR. @text may be NULL; else it is written to. Once,
+ * by an heir. Any thread. */
+#define SHEAF_FS_BEGUN_DIR   ".sheaf/jobs"
+#define SHEAF_FS_BEGUN_XATTR "user.sheaf.begun"
+void sheaf_fs_inherit(struct sheaf_fs *fs, char *text);
 
 /* Makes run return soon; open files of others are cut off. Any thread. */
 void sheaf_fs_stop(struct sheaf_fs *fs);

@@ -16,6 +16,7 @@
 #define SHEAF_FS_TIMEOUT_SEC 1e9
 
 struct sheaf_plain_table;
+struct sheaf_fs_jobs;
 
 /* Reads that failed after a long wait, for a moment: see read.c. */
 #define SHEAF_FAILURES_MAX 64
@@ -37,6 +38,7 @@ struct sheaf_fs {
         struct fuse_session *session;
         struct sheaf_pool *pool;
         struct sheaf_plain_table *plain; /* NULL: no passthrough */
+        struct sheaf_fs_jobs *jobs;      /* NULL: none */
         struct sheaf_failures failures;
         bool mounted;
         _Atomic int64_t log_window_ns; /* log: see sheaf_fs_log */
@@ -57,6 +59,25 @@ int64_t sheaf_fs_now_ns(void);
 
 /* ops.c: the table of handlers. */
 extern const struct fuse_lowlevel_ops sheaf_fs_ops;
+
+/* A READDIR or READDIRPLUS being answered. */
+struct sheaf_dir_reply {
+        fuse_req_t req;
+        char *buf;
+        size_t len, cap_bytes;
+        bool plus;
+};
+
+/* Adds one entry, whose successor is at @next. False: no room. */
+bool sheaf_dir_add(struct sheaf_dir_reply *reply, const char *name,
+        const struct fuse_entry_param *param, off_t next);
+
+/* Answers a lookup: there is nothing, which the kernel may remember. */
+void sheaf_fs_reply_nothing(fuse_req_t req);
+
+/* Answers GETXATTR with @value, or with its length where @cap_bytes is 0. */
+void sheaf_fs_reply_xattr(
+        fuse_req_t req, const char *value, size_t len, size_t cap_bytes);
 
 /* read.c */
 void sheaf_fs_read(fuse_req_t req, fuse_ino_t ino, size_t len_bytes,

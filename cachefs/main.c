@@ -15,6 +15,7 @@
  * Threads: main runs the loop; a second one settles the mount and waits for
  * signals, which all others block. */
 #include "cachefs/fs.h"
+#include "cachefs/heir.h"
 #include "cachefs/mounts.h"
 #include "cachefs/source_client.h"
 
@@ -54,6 +55,7 @@ struct mount_args {
 struct server {
         struct mount_args *args;
         struct sheaf_fs *fs;
+        struct sheaf_heir heir; /* of the mount that this one replaces */
         _Atomic int verdict_fd; /* to the parent; -1: none waits */
         atomic_bool ended;      /* the loop is over: nothing to attend */
 };
@@ -373,6 +375,18 @@ static void detach(const struct server *server)
                         strerror(-rc));
 }
 
+/* What jobs have begun in the mount before this one they do not begin again
+ * here, on another version. */
+static void inherit(struct server *server)
+{
+        sheaf_autofree char *text = NULL;
+
+        if (!server->args->options.heir)
+                return;
+        text = sheaf_heir_ask(&server->heir);
+        sheaf_fs_inherit(server->fs, text);
+}
+
 static void *attend(void *arg)
 {
         struct server *server = arg;
@@ -389,6 +403,7 @@ static void *attend(void *arg)
                 detach(server);
                 return NULL;
         }
+        inherit(server);
         if (!server->args->foreground)
                 leave_streams();
         send_verdict(server, EXIT_DONE);
@@ -441,6 +456,22 @@ static enum exit_code serve(struct server *server)
         return EXIT_DONE;
 }
 
+static void take_hold(struct server *server)
+{
+        struct mount_args *args = server->args;
+        int rc;
+
+        args->options.heir = args->swap || args->replace;
+        if (!args->options.heir)
+                return;
+        rc = sheaf_heir_begin(
+                shown_dir(args), server->verdict_fd, &server->heir);
+        if (rc < 0)
+                syslog(LOG_WARNING,
+                        "%s: what jobs began there is not known: %s",
+                        shown_dir(args), strerror(-rc));
+}
+
 static enum exit_code run(struct mount_args *args, int verdict_fd)
 {
         struct server server = { .args = args, .verdict_fd = verdict_fd };
@@ -457,6 +488,8 @@ static enum exit_code run(struct mount_args *args, int verdict_fd)
         else
                 code = args->replace ? make_staging(args) : clear_place(args);
         if (!code)
+                take_hold(&server);
+        if (!code)
                 code = open_dataset(args, &session, &dataset);
         if (!code) {
                 sheaf_source_client(dataset, &info, &source);
@@ -469,6 +502,7 @@ static enum exit_code run(struct mount_args *args, int verdict_fd)
                 code = serve(&server);
         send_verdict(&server, code);
         sheaf_fs_free(server.fs);
+        sheaf_heir_end(&server.heir);
         remove_staging(args);
         if (dataset)
                 sheaf_dataset_close(dataset);

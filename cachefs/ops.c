@@ -7,7 +7,7 @@
  *    the kernel may forget as it likes
  *
  * Threads: all run in the thread that reads requests. */
-#include "cachefs/fs_internal.h"
+#include "cachefs/jobs.h"
 
 #include <limits.h>
 #include <stdio.h>
@@ -25,6 +25,15 @@ static void fill_entry(
         *ret_param = out;
 }
 
+void sheaf_fs_reply_nothing(fuse_req_t req)
+{
+        /* node 0 lets the kernel remember it */
+        const struct fuse_entry_param param = { .entry_timeout =
+                                                        SHEAF_FS_TIMEOUT_SEC };
+
+        fuse_reply_entry(req, &param);
+}
+
 static void fs_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
 {
         struct sheaf_fs *fs = sheaf_fs_of(req);
@@ -32,14 +41,15 @@ static void fs_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
         uint32_t dir, entry;
         int rc;
 
+        if (sheaf_jobs_own(fs->jobs, parent, name)) {
+                sheaf_jobs_lookup(req, parent, name);
+                return;
+        }
         rc = sheaf_tree_entry(&fs->source, parent, &dir);
         if (!rc)
                 rc = sheaf_tree_child(&fs->source, dir, name, &entry);
         if (rc == -ENOENT) {
-                /* node 0 lets the kernel remember that there is nothing */
-                memset(&param, 0, sizeof(param));
-                param.entry_timeout = SHEAF_FS_TIMEOUT_SEC;
-                fuse_reply_entry(req, &param);
+                sheaf_fs_reply_nothing(req);
                 return;
         }
         if (rc < 0) {
@@ -71,9 +81,14 @@ static void fs_getattr(
         struct sheaf_fs *fs = sheaf_fs_of(req);
         struct stat attr;
         uint32_t entry;
-        int rc = sheaf_tree_entry(&fs->source, ino, &entry);
+        int rc;
 
         (void)fi;
+        if (sheaf_jobs_own(fs->jobs, ino, NULL)) {
+                sheaf_jobs_getattr(req, ino);
+                return;
+        }
+        rc = sheaf_tree_entry(&fs->source, ino, &entry);
         if (rc < 0) {
                 fuse_reply_err(req, -rc);
                 return;
@@ -89,8 +104,13 @@ static void fs_readlink(fuse_req_t req, fuse_ino_t ino)
         const char *text;
         uint32_t entry;
         size_t len;
-        int rc = sheaf_tree_entry(&fs->source, ino, &entry);
+        int rc;
 
+        if (sheaf_jobs_own(fs->jobs, ino, NULL)) {
+                sheaf_jobs_readlink(req, ino);
+                return;
+        }
+        rc = sheaf_tree_entry(&fs->source, ino, &entry);
         if (!rc && !S_ISLNK(fs->source.listing->entries[entry].mode))
                 rc = -EINVAL;
         if (rc < 0) {
@@ -123,15 +143,7 @@ static void fs_flush(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
         fuse_reply_err(req, ENOSYS);
 }
 
-struct dir_reply {
-        fuse_req_t req;
-        char *buf;
-        size_t len, cap_bytes;
-        bool plus;
-};
-
-/* Adds one entry, whose successor is at @next. False: no room. */
-static bool add_entry(struct dir_reply *reply, const char *name,
+bool sheaf_dir_add(struct sheaf_dir_reply *reply, const char *name,
         const struct fuse_entry_param *param, off_t next)
 {
         size_t room = reply->cap_bytes - reply->len, used;
@@ -151,14 +163,24 @@ static bool add_entry(struct dir_reply *reply, const char *name,
 
 /* Positions: 0 "." 1 ".." 2.. the children in the listing's order. They are
  * places in an immutable listing, so seekdir works for ever. */
-static void add_children(
-        struct sheaf_fs *fs, uint32_t dir, uint64_t at, struct dir_reply *reply)
+static int add_children(struct sheaf_fs *fs, fuse_ino_t ino, uint64_t at,
+        struct sheaf_dir_reply *reply)
 {
         const struct sheaf_listing *listing = fs->source.listing;
-        const struct sheaf_listing_entry *entry = &listing->entries[dir];
+        const struct sheaf_listing_entry *entry;
         struct fuse_entry_param param;
         char name[SHEAF_LISTING_NAME_MAX + 1];
+        uint32_t dir;
+        int rc = sheaf_tree_entry(&fs->source, ino, &dir);
 
+        if (rc < 0)
+                return rc;
+        entry = &listing->entries[dir];
+        if (!S_ISDIR(entry->mode))
+                return -ENOTDIR;
+        /* Empty would be a lie. */
+        if (entry->flags & SHEAF_LISTING_UNREADABLE)
+                return -EACCES;
         for (; at < 2 + (uint64_t)entry->child_count; at++) {
                 uint32_t child = at == 0 ? dir : entry->parent;
 
@@ -177,40 +199,35 @@ static void add_children(
                         memcpy(name, text, len);
                         name[len] = '\0';
                 }
-                if (!add_entry(reply, name, &param, (off_t)(at + 1)))
-                        return;
+                if (!sheaf_dir_add(reply, name, &param, (off_t)(at + 1)))
+                        break;
         }
+        return 0;
 }
 
 static void read_dir(fuse_req_t req, fuse_ino_t ino, size_t cap_bytes,
         off_t offset, bool plus)
 {
         struct sheaf_fs *fs = sheaf_fs_of(req);
-        struct dir_reply reply = {
+        struct sheaf_dir_reply reply = {
                 .req = req, .cap_bytes = cap_bytes, .plus = plus
         };
-        uint32_t dir;
-        int rc = sheaf_tree_entry(&fs->source, ino, &dir);
+        int rc = offset < 0 ? -EINVAL : 0;
 
-        if (!rc && !S_ISDIR(fs->source.listing->entries[dir].mode))
-                rc = -ENOTDIR;
-        /* Empty would be a lie. */
-        if (!rc && fs->source.listing->entries[dir].flags &
-                           SHEAF_LISTING_UNREADABLE)
-                rc = -EACCES;
-        if (!rc && offset < 0)
-                rc = -EINVAL;
         if (!rc) {
                 reply.buf = malloc(cap_bytes);
                 if (!reply.buf)
                         rc = -ENOMEM;
         }
-        if (rc < 0) {
+        if (!rc)
+                rc = sheaf_jobs_own(fs->jobs, ino, NULL)
+                             ? sheaf_jobs_children(
+                                       fs, ino, (uint64_t)offset, &reply)
+                             : add_children(fs, ino, (uint64_t)offset, &reply);
+        if (rc < 0)
                 fuse_reply_err(req, -rc);
-                return;
-        }
-        add_children(fs, dir, (uint64_t)offset, &reply);
-        fuse_reply_buf(req, reply.buf, reply.len);
+        else
+                fuse_reply_buf(req, reply.buf, reply.len);
         free(reply.buf);
 }
 
@@ -237,6 +254,17 @@ static void fs_statfs(fuse_req_t req, fuse_ino_t ino)
         fuse_reply_statfs(req, &out);
 }
 
+void sheaf_fs_reply_xattr(
+        fuse_req_t req, const char *value, size_t len, size_t cap_bytes)
+{
+        if (!cap_bytes)
+                fuse_reply_xattr(req, len);
+        else if (len > cap_bytes)
+                fuse_reply_err(req, ERANGE);
+        else
+                fuse_reply_buf(req, value, len);
+}
+
 struct xattr_ask {
         struct sheaf_task task;
         fuse_req_t req;
@@ -258,12 +286,9 @@ static void xattr_answer(struct sheaf_task *task)
         if (len < 0)
                 fuse_reply_err(ask->req,
                         len == -ENODATA || len == -ERANGE ? -len : EIO);
-        else if (!ask->cap_bytes)
-                fuse_reply_xattr(ask->req, (size_t)len);
-        else if ((size_t)len > ask->cap_bytes)
-                fuse_reply_err(ask->req, ERANGE);
         else
-                fuse_reply_buf(ask->req, value, (size_t)len);
+                sheaf_fs_reply_xattr(
+                        ask->req, value, (size_t)len, ask->cap_bytes);
         free(ask);
 }
 
@@ -274,8 +299,13 @@ static void fs_getxattr(
         enum sheaf_tree_xattr xattr;
         struct xattr_ask *ask;
         uint32_t entry;
-        int rc = sheaf_tree_entry(&fs->source, ino, &entry);
+        int rc;
 
+        if (sheaf_jobs_own(fs->jobs, ino, NULL)) {
+                sheaf_jobs_getxattr(req, ino, name, cap_bytes);
+                return;
+        }
+        rc = sheaf_tree_entry(&fs->source, ino, &entry);
         if (!rc)
                 rc = sheaf_tree_xattr_find(&fs->source, entry, name, &xattr);
         if (rc < 0) {
@@ -312,22 +342,18 @@ static void fs_listxattr(fuse_req_t req, fuse_ino_t ino, size_t cap_bytes)
         struct sheaf_fs *fs = sheaf_fs_of(req);
         char names[SHEAF_TREE_XATTR_NAMES_MAX];
         uint32_t entry;
-        size_t len;
-        int rc = sheaf_tree_entry(&fs->source, ino, &entry);
+        size_t len = 0;
+        int rc = fs->options.list_xattrs ? 0 : -ENOSYS;
 
-        if (!rc && !fs->options.list_xattrs)
-                rc = -ENOSYS;
-        if (rc < 0) {
-                fuse_reply_err(req, -rc);
-                return;
+        if (!rc && !sheaf_jobs_own(fs->jobs, ino, NULL)) {
+                rc = sheaf_tree_entry(&fs->source, ino, &entry);
+                if (!rc)
+                        len = sheaf_tree_xattr_names(&fs->source, entry, names);
         }
-        len = sheaf_tree_xattr_names(&fs->source, entry, names);
-        if (!cap_bytes)
-                fuse_reply_xattr(req, len);
-        else if (len > cap_bytes)
-                fuse_reply_err(req, ERANGE);
+        if (rc < 0)
+                fuse_reply_err(req, -rc);
         else
-                fuse_reply_buf(req, names, len);
+                sheaf_fs_reply_xattr(req, names, len, cap_bytes);
 }
 
 static void fs_init(void *userdata, struct fuse_conn_info *conn)

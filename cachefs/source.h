@@ -34,6 +34,14 @@ struct sheaf_source_ops {
         int (*digest)(
                 void *arg, uint32_t entry, struct sheaf_digest *ret_digest);
 
+        /* sheaf_job_open and the like; job_bind waits up to the deadline.
+         * NULL where a source has no jobs. */
+        int (*job_open)(void *arg, const struct sheaf_job_options *options,
+                struct sheaf_job **ret_job);
+        int (*job_bind)(struct sheaf_job *job, uint64_t epoch,
+                const uint32_t *slots, size_t n, uint64_t *ret_ordinals);
+        void (*job_close)(struct sheaf_job *job);
+
         /* Why the calling thread's last call failed, for people; "" when
          * that is not known. */
         const char *(*why)(void *arg);

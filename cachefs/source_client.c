@@ -47,6 +47,18 @@ static int client_digest(
         return sheaf_dataset_digest(arg, entry, ret_digest);
 }
 
+static int client_job_open(void *arg, const struct sheaf_job_options *options,
+        struct sheaf_job **ret_job)
+{
+        return sheaf_job_open(arg, options, ret_job);
+}
+
+static int client_job_bind(struct sheaf_job *job, uint64_t epoch,
+        const uint32_t *slots, size_t n, uint64_t *ret_ordinals)
+{
+        return sheaf_job_bind(job, epoch, slots, n, 0, ret_ordinals);
+}
+
 static const char *client_why(void *arg)
 {
         (void)arg;
@@ -65,6 +77,9 @@ static const struct sheaf_source_ops client_ops = {
         .close_plain = client_close_plain,
         .cached = client_cached,
         .digest = client_digest,
+        .job_open = client_job_open,
+        .job_bind = client_job_bind,
+        .job_close = sheaf_job_close,
         .why = client_why,
         .count = client_count,
 };

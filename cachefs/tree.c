@@ -15,6 +15,7 @@ static const char *const xattr_names[SHEAF_TREE_XATTR_COUNT] = {
         [SHEAF_TREE_XATTR_VERSION] = "user.sheaf.version",
         [SHEAF_TREE_XATTR_DIGEST] = "user.sheaf.digest",
         [SHEAF_TREE_XATTR_CACHED] = "user.sheaf.cached",
+        [SHEAF_TREE_XATTR_SAMPLE] = "user.sheaf.sample",
 };
 
 int sheaf_tree_kind_parse(const char *text, enum sheaf_tree_kind *ret_kind)
@@ -145,10 +146,10 @@ static bool xattr_fits(const struct sheaf_source *source, uint32_t entry,
 {
         bool file = sheaf_listing_is_file(source->listing, entry);
 
-        if (xattr == SHEAF_TREE_XATTR_DIGEST ||
-                xattr == SHEAF_TREE_XATTR_CACHED)
-                return file;
-        return file || !entry;
+        if (xattr == SHEAF_TREE_XATTR_DATASET ||
+                xattr == SHEAF_TREE_XATTR_VERSION)
+                return file || !entry;
+        return file;
 }
 
 int sheaf_tree_xattr_find(const struct sheaf_source *source, uint32_t entry,
@@ -207,6 +208,10 @@ int sheaf_tree_xattr_value(const struct sheaf_source *source, uint32_t entry,
                 if (rc < 0)
                         return rc;
                 rc = snprintf(buf, cap_bytes, "%" PRIu64, bytes);
+                break;
+        case SHEAF_TREE_XATTR_SAMPLE:
+                rc = snprintf(buf, cap_bytes, "%" PRIu32,
+                        source->listing->entries[entry].file_ordinal);
                 break;
         default:
                 return -ENODATA;

@@ -54,6 +54,7 @@ enum sheaf_tree_xattr {
         SHEAF_TREE_XATTR_VERSION,
         SHEAF_TREE_XATTR_DIGEST,
         SHEAF_TREE_XATTR_CACHED,
+        SHEAF_TREE_XATTR_SAMPLE, /* ordinal: the number that jobs give it */
         SHEAF_TREE_XATTR_COUNT,
 };
 

@@ -170,6 +170,8 @@ Test(tree, attributes_of_the_cache)
         cr_assert_eq(errno, ERANGE);
         n = getxattr(at(m.dir, "f"), "user.sheaf.cached", value, sizeof(value));
         cr_assert(n == 1 && value[0] == '3');
+        n = getxattr(at(m.dir, "f"), "user.sheaf.sample", value, sizeof(value));
+        cr_assert(n == 1 && value[0] == '0');
         n = getxattr(m.dir, "user.sheaf.dataset", value, sizeof(value));
         cr_assert(n == 4 && !memcmp(value, "fake", 4));
         n = getxattr(m.dir, "user.sheaf.version", value, sizeof(value));
@@ -184,8 +186,9 @@ Test(tree, attributes_of_the_cache)
                 -1);
         cr_assert_eq(errno, EOPNOTSUPP);
         cr_assert_eq(listxattr(at(m.dir, "f"), NULL, 0),
-                4 + strlen("user.sheaf.digestuser.sheaf.cached"
-                           "user.sheaf.datasetuser.sheaf.version"));
+                5 + strlen("user.sheaf.digestuser.sheaf.cached"
+                           "user.sheaf.datasetuser.sheaf.version"
+                           "user.sheaf.sample"));
         cr_assert_eq(listxattr(at(m.dir, "d"), NULL, 0), 0);
         mounted_stop(&m);
         mounted_remove(&m);
