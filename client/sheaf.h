@@ -159,8 +159,8 @@ SHEAF_API int sheaf_prefetch(
 /* ---- jobs: the order of samples ---- */
 
 /* One training run, over all its processes: whoever gives its name, on the
- * same version and as the same user. An epoch has as many slots as the
- * dataset has files; the daemon binds each to a sample (the ordinal of a
+ * same version and subset and as the same user. An epoch has as many slots as
+ * the subset has files; the daemon binds each to a sample (the ordinal of a
  * file) when it is first asked for, each sample once an epoch. Asked again,
  * by any process, a slot has the same sample; that holds when the daemon is
  * killed and started again. So a new run needs a new name: under an old one it
@@ -180,24 +180,71 @@ struct sheaf_job_options {
         uint32_t window; /* slots; of window */
         uint32_t ahead;  /* slots bound before they are used, at most */
         bool pace;       /* be drawn into step with jobs of the same speed */
+        /* Which files are samples: (files + 7) / 8 bytes, file i is bit i % 8
+         * of byte i / 8, no bit beyond the last file; NULL: all. Each subset
+         * has slots and jobs of its own. Copied. */
+        const uint8_t *subset;
+        /* Bind nothing: give again what was bound under this name, in any
+         * epoch whose journal is kept. */
+        bool replay;
 };
 
 /* Joins the job, or begins it. @dataset must stay open. -EINVAL: options are
- * wrong, or not those of the job's other processes, as the text tells. */
+ * wrong, or not those of the job's other processes, as the text tells;
+ * -EBUSY: too many jobs or subsets. */
 SHEAF_API int sheaf_job_open(struct sheaf_dataset *dataset,
         const struct sheaf_job_options *options, struct sheaf_job **ret_job);
-/* What is bound stays so. */
+/* What is bound stays so. NULL is allowed. */
 SHEAF_API void sheaf_job_close(struct sheaf_job *job);
-/* Slots, and samples, of an epoch. */
+/* Slots, and samples, of an epoch: files of the subset. */
 SHEAF_API uint32_t sheaf_job_samples(const struct sheaf_job *job);
 
-/* Samples of @slots[0..n) of @epoch (below 2^22) into @ret_ordinals; what is
- * not in the cache is fetched from now on. @rate: samples a second of this
- * job when it never waits for data, as measured; 0: not known. With pacing
- * it may wait a little. -ERANGE: no such slot; -ESTALE: the epoch is over
- * (the last three are kept); -ETIMEDOUT. */
+/* Samples of @slots[0..n) of @epoch (below 2^22) into @ret_ordinals, as
+ * ordinals of files of the version; what is not in the cache is fetched from
+ * now on. @rate: samples a second of this job when it never waits for data, as
+ * measured; 0: not known. With pacing it may wait a little. -ERANGE: no such
+ * slot; -ESTALE: the epoch is over and its journal is gone; -EBADMSG: its
+ * journal is damaged; -ENODATA: replay, and a slot was never bound;
+ * -ETIMEDOUT. On failure some may be bound, and stay so. */
 SHEAF_API int sheaf_job_bind(struct sheaf_job *job, uint64_t epoch,
         const uint32_t *slots, size_t n, double rate, uint64_t *ret_ordinals);
+
+/* Where a run stands in an epoch: slots below @yielded (of all its processes)
+ * are done with. Plain numbers, to be kept in a checkpoint. */
+struct sheaf_job_state {
+        uint64_t epoch;
+        uint64_t run[2]; /* name the epoch's run; opaque */
+        uint64_t check;  /* of the bitmap */
+        uint32_t samples, yielded;
+};
+
+/* The state with slots below @yielded (at most sheaf_job_samples) done with;
+ * those of them that nobody asked for yet are bound now. @ret_bitmap gets
+ * (samples + 7) / 8 bytes: the samples of these slots; sample i, the i-th file
+ * of the subset, is bit i % 8 of byte i / 8. NULL: the state alone, which
+ * needs the daemon's journal (but for strict order). One call asks for what
+ * was yielded since the call before. Errors as sheaf_job_bind. */
+SHEAF_API int sheaf_job_save(struct sheaf_job *job, uint64_t epoch,
+        uint32_t yielded, struct sheaf_job_state *ret_state,
+        uint8_t *ret_bitmap);
+/* Goes on from a state, with any number of processes: called by one or by
+ * each of them, before slots of the epoch are bound. If the daemon has the
+ * journal of that run, it is compared with the state and nothing changes: also
+ * slots beyond @yielded that were bound keep their samples. If not (another
+ * cache, a loss of power) and @bitmap is given, the epoch is made from it:
+ * slots below @yielded have its samples, the others get the rest, each once.
+ * -EINVAL: the state is damaged, or of another subset or order; -ENODATA:
+ * neither a journal that fits nor a bitmap; -EEXIST: slots of the epoch were
+ * bound anew before; and as sheaf_job_bind. */
+SHEAF_API int sheaf_job_restore(struct sheaf_job *job,
+        const struct sheaf_job_state *state, const uint8_t *bitmap);
+
+/* The daemon's last warning about this job, once: writes up to @cap_bytes with
+ * a NUL and returns its length; 0: none. So it tells a session that asks for
+ * far more slots again than can have been on their way: a resume that lost its
+ * place. Any thread. */
+SHEAF_API size_t sheaf_job_warning(
+        struct sheaf_job *job, char *ret_text, size_t cap_bytes);
 
 /* ---- figures ---- */
 

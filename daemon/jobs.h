@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The epoch service: jobs of live clients, over daemon/epoch.
  *
- *   cohort   all jobs that read one version in one domain's arena; it lives
- *            while handles use it
+ *   cohort   all jobs that read one subset of one version in one domain's
+ *            arena; it lives while handles use it
  *   job      (principal, name) there; its journal in CACHE/jobs outlives it
  *   bind     one request: bound at once, journalled on the pool, then answered
  *
@@ -15,10 +15,13 @@
 #include "daemon/epoch/journal.h"
 #include "daemon/server.h"
 
-#define SHEAF_JOB_NAME_MAX    128
-#define SHEAF_JOBS_PER_COHORT 64
-#define SHEAF_BIND_SLOTS_MAX  4096
-#define SHEAF_EPOCHS_MAX      (UINT64_C(1) << 22)
+#define SHEAF_JOB_NAME_MAX        128
+#define SHEAF_JOBS_PER_VERSION    64 /* in a domain */
+#define SHEAF_COHORTS_PER_VERSION 64 /* in a domain */
+#define SHEAF_BIND_SLOTS_MAX      4096
+#define SHEAF_EPOCHS_MAX          (UINT64_C(1) << 22)
+#define SHEAF_BIND_WARNING_MAX    256
+#define SHEAF_UNBOUND             UINT32_MAX
 
 struct sheaf_jobs;
 struct sheaf_live_job;
@@ -32,20 +35,38 @@ void sheaf_jobs_free(struct sheaf_jobs *jobs);
 struct sheaf_job_spec {
         const char *name; /* 1 .. SHEAF_JOB_NAME_MAX bytes */
         struct sheaf_job_config config;
+        struct sheaf_digest subset; /* of its bitmap; zero: all files */
+};
+
+enum sheaf_bind_mode {
+        SHEAF_BIND = 0,
+        SHEAF_BIND_LOOK,        /* only tell what is bound */
+        SHEAF_BIND_REPLAY,      /* and fetch it */
+        SHEAF_BIND_RESTORE_ASK, /* no slots: is the run of a state there? */
+        SHEAF_BIND_RESTORE_MAKE /* make it from a bitmap */
 };
 
 /* One request. Lives until @done, which is called once unless the bind is
  * cancelled; perhaps inside sheaf_jobs_bind. */
 struct sheaf_bind {
         struct sheaf_handle *handle;
+        enum sheaf_bind_mode mode;
         uint64_t epoch;
-        uint32_t *slots; /* in: slots, out: samples */
+        uint32_t *slots; /* in: slots, out: ordinals, or SHEAF_UNBOUND */
         size_t count;
         double rate;
+        /* Of a restore: as the client remembers them. */
+        uint32_t yielded;
+        struct sheaf_digest read_name; /* of the bitmap */
+        uint64_t seed, stream; /* out, always: of the epoch's run; 0: none */
+        /* Sealed bitmaps, or -1; the caller's, but for those taken (-1). */
+        int subset_fd, read_fd;
         /* rc 0, or a negative errno with a static text. */
         void (*done)(struct sheaf_bind *bind, int rc, const char *why);
         int64_t not_before_ns; /* out: of the next one */
         uint32_t samples;      /* out: of an epoch */
+        bool known;            /* out, of a restore: the run is there */
+        char warning[SHEAF_BIND_WARNING_MAX]; /* out: for the user, or "" */
         /* private */
         TAILQ_ENTRY(sheaf_bind) link;
         struct sheaf_live_job *job;
@@ -55,21 +76,24 @@ struct sheaf_bind {
         bool begins;
 };
 
-/* Joins the job, or makes it, and binds. -EINVAL: the job has another order,
- * seed or window, which @ret_why names; -EBUSY: too many jobs; -ENOMEM. On
- * failure @done is not called. */
+/* Joins the job, or makes it, and binds. 0; 1: the subset is not known here
+ * and @bind has no bitmap of it, nothing was done; -EINVAL: the job has
+ * another order, seed or window, which @ret_why names; -EBUSY: too many jobs;
+ * -ENOMEM. But for 0 @done is not called. */
 SHEAF_MUST_CHECK int sheaf_jobs_bind(struct sheaf_conn *conn,
         const struct sheaf_job_spec *spec, struct sheaf_bind *bind,
         const char **ret_why);
 /* Nobody waits any more; the slots stay bound. The caller frees @bind. */
 void sheaf_jobs_cancel(struct sheaf_bind *bind);
-/* @handle is closed: its cohort ends with the last one. */
+/* @handle is closed: a cohort ends with the last one that uses it. */
 void sheaf_jobs_leave(struct sheaf_handle *handle);
 
 struct sheaf_jobs_stats {
         uint64_t jobs; /* now */
         /* monotonic */
         uint64_t bound, replaced, journal_errors;
+        uint64_t repeats;  /* sessions that asked again for what was served */
+        uint64_t restored; /* epochs from a client's bitmap */
 };
 void sheaf_jobs_stats(
         const struct sheaf_jobs *jobs, struct sheaf_jobs_stats *ret_stats);

@@ -25,12 +25,20 @@ struct sheaf_coming {
         struct chunk chunks[];
 };
 
+uint32_t sheaf_jobs_ordinal(
+        const struct sheaf_jobs_cohort *cohort, uint32_t sample)
+{
+        return cohort->subset ? sheaf_subset_member(cohort->subset, sample)
+                              : sample;
+}
+
 static const struct sheaf_listing_entry *entry_of(
         const struct sheaf_jobs_cohort *cohort, uint32_t sample)
 {
         const struct sheaf_listing *listing = &cohort->version->fetch.listing;
 
-        return &listing->entries[listing->files[sample]];
+        return &listing->entries[listing->files[sheaf_jobs_ordinal(
+                cohort, sample)]];
 }
 
 static bool coming(const struct sheaf_jobs_cohort *cohort, uint32_t sample)
@@ -107,7 +115,8 @@ void sheaf_jobs_fetch(
                 c->chunks[i].coming = c;
                 c->chunks[i].fetch = (struct sheaf_fetch){
                         .version = &cohort->version->fetch,
-                        .entry = listing->files[sample],
+                        .entry = listing->files[sheaf_jobs_ordinal(
+                                cohort, sample)],
                         .index = i,
                         .residence = &cohort->lodging->residence,
                         .lane = lane,

@@ -1,11 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What jobs.c (jobs, journals) and jobs_ahead.c (what is here or coming)
- * share. */
+/* What the files of the epoch service share:
+ *
+ *   jobs.c           cohorts, jobs: who takes part in what
+ *   jobs_bind.c      requests of a job, one after the other
+ *   jobs_journal.c   work on the pool: reading, writing, restoring
+ *   jobs_ahead.c     what is here or coming */
 #ifndef SHEAF_DAEMON_JOBS_INTERNAL_H
 #define SHEAF_DAEMON_JOBS_INTERNAL_H
 
 #include "daemon/jobs.h"
 #include "daemon/log.h"
+#include "proto/subset.h"
+
+#include <limits.h>
 
 struct sheaf_coming;
 
@@ -14,28 +21,136 @@ struct sheaf_jobs_cohort {
         struct sheaf_jobs *jobs;
         struct sheaf_reg_version *version;
         struct sheaf_lodging *lodging;
-        struct sheaf_cohort *cohort;
-        uint32_t users; /* handles */
+        struct sheaf_digest subset_name; /* zero: all files */
+        struct sheaf_subset *subset;     /* NULL: all files, or not read yet */
+        struct sheaf_cohort *cohort;     /* NULL until then */
+        uint32_t users;                  /* seats */
         LIST_HEAD(, sheaf_live_job) live;
-        uint32_t live_count;
         /* Samples that are being fetched for a bind. */
         uint64_t *coming_bits;
         LIST_HEAD(, sheaf_coming) coming;
         uint64_t coming_bytes;
 };
 
+/* What a session did in its newest epoch of a job. */
+struct sheaf_attendance {
+        uint64_t job; /* its number; 0: none */
+        uint64_t epoch;
+        uint64_t own, again; /* slots it bound; those it found bound */
+        bool warned;
+};
+#define SHEAF_ATTENDANCES 4
+
+/* A handle's part in a cohort. */
+struct sheaf_jobs_seat {
+        LIST_ENTRY(sheaf_jobs_seat) link;
+        struct sheaf_jobs_cohort *cohort;
+        struct sheaf_attendance attendances[SHEAF_ATTENDANCES];
+        uint32_t next; /* of them to be overwritten */
+};
+
+enum sheaf_job_work {
+        SHEAF_JOB_OPEN = 0, /* the subset, the newest epochs */
+        SHEAF_JOB_LOAD,     /* one epoch */
+        SHEAF_JOB_APPEND,
+        SHEAF_JOB_RECALL, /* an epoch from a bitmap; its journal begins anew */
+};
+
+struct sheaf_live_job {
+        LIST_ENTRY(sheaf_live_job) link;
+        struct sheaf_jobs_cohort *cohort; /* NULL: it ended */
+        struct sheaf_jobs *jobs;
+        uint64_t number;
+        char name[SHEAF_JOB_NAME_MAX + 1];
+        uint64_t grant;
+        uid_t uid; /* 0 of a grant's */
+        struct sheaf_journal_job identity;
+        struct sheaf_job_config config;
+        struct sheaf_job *job; /* NULL: the journal is still being read */
+        uint64_t begun;        /* epochs below may have a journal */
+        uint64_t absent;       /* one below that has none, + 1 */
+        uint64_t damaged;      /* one whose journal is, + 1 */
+        /* Epochs whose journal lacks something: [from, to). */
+        uint64_t lossy_from, lossy_to;
+        /* Where a client said that it goes on: what follows may have been
+         * served before a crash. */
+        bool resumed;
+        uint64_t resumed_epoch;
+        uint32_t resumed_slot;
+        /* Bitmaps that epochs were made from. */
+        struct sheaf_recalled {
+                struct sheaf_digest name;
+                uint64_t epoch;
+        } recalled[SHEAF_RUNS_PER_JOB];
+        uint32_t next_recalled;
+        TAILQ_HEAD(, sheaf_bind) binds;
+        int64_t used_ns;
+        /* of the pool's work: */
+        uv_work_t work;
+        bool working;
+        enum sheaf_job_work task;
+        char parent[PATH_MAX - 160], dir[PATH_MAX];
+        struct sheaf_bind *writing; /* waits for it; NULL: gone */
+        struct sheaf_journal_record *records;
+        size_t record_count;
+        uint64_t epoch;
+        bool begins;
+        int fd; /* of a bitmap; -1 */
+        uint32_t files, yielded;
+        uint64_t seed, stream;
+        struct sheaf_digest digest; /* what the bitmap must have; has */
+        struct sheaf_subset *subset;
+        struct sheaf_run *runs[SHEAF_JOURNAL_EPOCHS]; /* oldest first */
+        size_t run_count;
+        const char *why;
+        int rc;
+};
+
+struct sheaf_jobs {
+        struct sheaf_daemon *daemon;
+        LIST_HEAD(, sheaf_jobs_cohort) cohorts;
+        struct sheaf_jobs_stats stats;
+        struct sheaf_log_once journal_once, repeats_once;
+        uint64_t numbers; /* of jobs */
+};
+
+/* ---- jobs.c ---- */
+
+/* Out of its cohort; what waits is answered. */
+void sheaf_live_job_end(struct sheaf_live_job *job, int rc, const char *why);
+/* After its last work; it ended. */
+void sheaf_live_job_free(struct sheaf_live_job *job);
+/* Has the cohort begin: @subset (taken over) or all files. */
+SHEAF_MUST_CHECK int sheaf_jobs_cohort_ready(
+        struct sheaf_jobs_cohort *cohort, struct sheaf_subset *subset);
+
+/* ---- jobs_bind.c ---- */
+
+/* Does what waits, until the pool has work to do. */
+void sheaf_live_job_advance(struct sheaf_live_job *job);
+void sheaf_bind_finish(struct sheaf_bind *bind, int rc, const char *why);
+
+/* ---- jobs_journal.c ---- */
+
+/* CACHE/jobs/VERSION/JOB: the subset, the principal and the name, as a
+ * digest. -ENAMETOOLONG. */
+SHEAF_MUST_CHECK int sheaf_live_job_paths(struct sheaf_live_job *job);
+/* Has @task done; the job advances after it. */
+void sheaf_live_job_work(struct sheaf_live_job *job, enum sheaf_job_work task);
+/* "jobs" in the cache directory, without what belongs to versions that are
+ * gone. */
+void sheaf_jobs_sweep(struct sheaf_jobs *jobs);
+
+/* ---- jobs_ahead.c ---- */
+
+/* The file of a sample. */
+uint32_t sheaf_jobs_ordinal(
+        const struct sheaf_jobs_cohort *cohort, uint32_t sample);
 /* Whether @sample of the cohort @arg is cached, or on its way. */
 bool sheaf_jobs_here(void *arg, uint32_t sample);
 /* Fetches a sample that was bound and is not here, as far as there is room. */
 void sheaf_jobs_fetch(
         struct sheaf_jobs_cohort *cohort, uint64_t lane, uint32_t sample);
 void sheaf_jobs_fetch_none(struct sheaf_jobs_cohort *cohort);
-
-struct sheaf_jobs {
-        struct sheaf_daemon *daemon;
-        LIST_HEAD(, sheaf_jobs_cohort) cohorts;
-        struct sheaf_jobs_stats stats;
-        struct sheaf_log_once journal_once;
-};
 
 #endif

@@ -75,8 +75,7 @@ void sheaf_conn_close_handle(
 {
         fold_meter(handle);
         sheaf_close_p(&handle->meter_fd);
-        if (handle->cohort)
-                sheaf_jobs_leave(handle);
+        sheaf_jobs_leave(handle);
         if (handle->lodging)
                 sheaf_lodging_use(handle->lodging, -1);
         sheaf_registry_unhold(handle->version);

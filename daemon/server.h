@@ -30,7 +30,7 @@ struct sheaf_conn;
 struct sheaf_grants;
 struct sheaf_health;
 struct sheaf_jobs;
-struct sheaf_jobs_cohort;
+struct sheaf_jobs_seat;
 
 /* What all verbs may use. */
 struct sheaf_daemon {
@@ -69,7 +69,7 @@ struct sheaf_handle {
         const struct sheaf_meter *meter; /* mapped read-only; claims */
         int meter_fd;
         struct sheaf_ahead ahead;
-        struct sheaf_jobs_cohort *cohort; /* NULL: it binds no slots */
+        LIST_HEAD(, sheaf_jobs_seat) seats; /* of jobs that bind slots */
 };
 
 /* A connection's part in one domain's arena. */

@@ -285,10 +285,9 @@ static void stratify(struct sheaf_run *run)
         }
 }
 
-static int blocks(struct sheaf_run *run)
+static int blocks(struct sheaf_run *run, uint32_t window)
 {
-        uint32_t window = run->job->config.window, n = run->targets.n;
-        uint32_t count = n / window + 1;
+        uint32_t count = run->targets.n / window + 1;
 
         run->block_first = sheaf_new(uint32_t, count);
         if (!run->block_first)
@@ -298,20 +297,20 @@ static int blocks(struct sheaf_run *run)
         return 0;
 }
 
-struct sheaf_run *sheaf_run_new(struct sheaf_job *job, uint64_t epoch)
+struct sheaf_run *sheaf_run_new(
+        const struct sheaf_job_config *config, uint32_t n, uint64_t epoch)
 {
-        uint32_t n = job->cohort->config.samples;
         struct sheaf_run *run = sheaf_new(struct sheaf_run, 1);
 
         if (!run)
                 return NULL;
-        run->job = job;
         run->epoch = epoch;
         run->unread = malloc(sheaf_bits_bytes(n));
         run->bound = calloc(1, sheaf_bits_bytes(n));
         run->targets.n = n;
         if (!run->unread || !run->bound ||
-                (job->config.order == SHEAF_ORDER_WINDOW && blocks(run) < 0)) {
+                (config->order == SHEAF_ORDER_WINDOW &&
+                        blocks(run, config->window) < 0)) {
                 sheaf_run_free(run);
                 return NULL;
         }
@@ -319,37 +318,73 @@ struct sheaf_run *sheaf_run_new(struct sheaf_job *job, uint64_t epoch)
         return run;
 }
 
+/* The run that was not used for the longest time ends. */
+static void end_one(struct sheaf_job *job, const struct sheaf_run *but)
+{
+        struct sheaf_run **at = NULL, *run;
+
+        for (struct sheaf_run **i = &job->runs; *i; i = &(*i)->older)
+                if (*i != but && (!at || (*i)->used < (*at)->used))
+                        at = i;
+        run = *at;
+        *at = run->older;
+        job->ended = SHEAF_MAX(job->ended, run->epoch + 1);
+        sheaf_run_free(run);
+}
+
+/* In its place by epochs. */
+static void link_run(struct sheaf_job *job, struct sheaf_run *run)
+{
+        struct sheaf_run **at = &job->runs;
+        int count = 1;
+
+        while (*at && (*at)->epoch > run->epoch)
+                at = &(*at)->older;
+        run->older = *at;
+        *at = run;
+        for (const struct sheaf_run *i = job->runs; i; i = i->older)
+                count += i != run;
+        if (count > SHEAF_RUNS_PER_JOB)
+                end_one(job, run);
+}
+
+void sheaf_run_adopt(struct sheaf_job *job, struct sheaf_run *run)
+{
+        struct sheaf_run **at = &job->runs, *same;
+
+        while (*at && (*at)->epoch != run->epoch)
+                at = &(*at)->older;
+        same = *at;
+        if (same) {
+                *at = same->older;
+                sheaf_run_free(same);
+        }
+        run->job = job;
+        run->used = ++job->cohort->uses;
+        run->family = ++job->cohort->families;
+        job->newest_family = run->family;
+        if (!job->runs)
+                job->ended = SHEAF_MAX(job->ended, run->epoch);
+        link_run(job, run);
+}
+
 static int add_run(
         struct sheaf_job *job, uint64_t epoch, struct sheaf_run **ret_run)
 {
-        struct sheaf_run *run = sheaf_run_new(job, epoch);
+        struct sheaf_run *run =
+                sheaf_run_new(&job->config, job->cohort->config.samples, epoch);
 
         if (!run)
                 return -ENOMEM;
+        run->job = job;
+        run->used = ++job->cohort->uses;
         choose_targets(run);
         job->newest_family = SHEAF_MAX(job->newest_family, run->family);
-        run->older = job->runs;
-        job->runs = run;
-        if (job->config.order == SHEAF_ORDER_SHARED)
+        link_run(job, run);
+        if (job->config.order == SHEAF_ORDER_SHARED && job->runs == run)
                 stratify(run);
         *ret_run = run;
         return 0;
-}
-
-void sheaf_job_end_oldest(struct sheaf_job *job)
-{
-        struct sheaf_run **at = &job->runs;
-        int count = 0;
-
-        for (struct sheaf_run *run = job->runs; run; run = run->older)
-                count++;
-        if (count <= SHEAF_RUNS_PER_JOB)
-                return;
-        while ((*at)->older)
-                at = &(*at)->older;
-        job->ended = SHEAF_MAX(job->ended, (*at)->epoch + 1);
-        sheaf_run_free(*at);
-        *at = NULL;
 }
 
 /* Invariant 1. A mate without memory begins later. */
@@ -362,9 +397,18 @@ static void begin_mates(struct sheaf_job *job)
                 if (mate == job || !run || !sheaf_mates(mate, job) ||
                         run->bound_count < run->targets.n)
                         continue;
-                if (add_run(mate, run->epoch + 1, &run) == 0)
-                        sheaf_job_end_oldest(mate);
+                (void)add_run(mate, run->epoch + 1, &run);
         }
+}
+
+struct sheaf_run *sheaf_run_find(struct sheaf_job *job, uint64_t epoch)
+{
+        for (struct sheaf_run *run = job->runs; run; run = run->older)
+                if (run->epoch == epoch && run->named) {
+                        run->used = ++job->cohort->uses;
+                        return run;
+                }
+        return NULL;
 }
 
 int sheaf_run_begin(
@@ -372,24 +416,20 @@ int sheaf_run_begin(
 {
         int rc;
 
-        for (struct sheaf_run *run = job->runs; run; run = run->older) {
-                /* begun by a mate: whichever epoch comes next */
-                if (run == job->runs && !run->named && !run->bound_count &&
-                        epoch >= run->epoch)
-                        run->epoch = epoch;
-                if (run->epoch == epoch) {
-                        run->named = true;
-                        *ret_run = run;
-                        return 0;
-                }
+        /* begun by a mate: whichever epoch comes next */
+        if (job->runs && !job->runs->named && epoch >= job->runs->epoch) {
+                job->runs->epoch = epoch;
+                job->runs->named = true;
         }
+        *ret_run = sheaf_run_find(job, epoch);
+        if (*ret_run)
+                return 0;
         if (epoch < job->ended)
                 return -ESTALE;
         rc = add_run(job, epoch, ret_run);
         if (rc < 0)
                 return rc;
         (*ret_run)->named = true;
-        sheaf_job_end_oldest(job);
         if (job->config.order == SHEAF_ORDER_SHARED)
                 begin_mates(job);
         return 0;
@@ -401,6 +441,12 @@ void sheaf_run_identity(
         ret_state->epoch = run->epoch;
         ret_state->seed = run->targets.seed;
         ret_state->stream = run->targets.stream;
+        ret_state->high = run->high;
+}
+
+bool sheaf_run_touched(const struct sheaf_run *run)
+{
+        return run->touched;
 }
 
 size_t sheaf_cohort_memory(const struct sheaf_cohort *cohort)

@@ -76,9 +76,9 @@ static bool epoch_of(const char *name, uint64_t *ret_epoch)
         return !*end && !errno;
 }
 
-/* Epochs in @dir, newest first, up to SHEAF_JOURNAL_EPOCHS + 1. */
+/* Epochs in @dir, newest first, up to SHEAF_JOURNAL_EPOCHS. */
 static int newest(
-        int dir, uint64_t epochs[SHEAF_JOURNAL_EPOCHS + 1], size_t *ret_count)
+        int dir, uint64_t epochs[SHEAF_JOURNAL_EPOCHS], size_t *ret_count)
 {
         int fd = openat(dir, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
         DIR *list = fd < 0 ? NULL : fdopendir(fd);
@@ -98,31 +98,15 @@ static int newest(
                 if (!epoch_of(entry->d_name, &epoch))
                         continue;
                 for (at = count; at && epochs[at - 1] < epoch; at--)
-                        if (at <= SHEAF_JOURNAL_EPOCHS)
+                        if (at < SHEAF_JOURNAL_EPOCHS)
                                 epochs[at] = epochs[at - 1];
-                if (at <= SHEAF_JOURNAL_EPOCHS)
+                if (at < SHEAF_JOURNAL_EPOCHS)
                         epochs[at] = epoch;
-                count = SHEAF_MIN(count + 1, (size_t)SHEAF_JOURNAL_EPOCHS + 1);
+                count = SHEAF_MIN(count + 1, (size_t)SHEAF_JOURNAL_EPOCHS);
         }
         closedir(list);
         *ret_count = count;
         return 0;
-}
-
-static void forget_old(int dir)
-{
-        uint64_t epochs[SHEAF_JOURNAL_EPOCHS + 1];
-        size_t count = 0;
-        char name[24];
-
-        /* One begins, one goes: more only after this failed before. */
-        while (newest(dir, epochs, &count) == 0 &&
-                count > SHEAF_JOURNAL_EPOCHS) {
-                snprintf(name, sizeof(name), "%llu",
-                        (unsigned long long)epochs[SHEAF_JOURNAL_EPOCHS]);
-                if (unlinkat(dir, name, 0))
-                        break;
-        }
 }
 
 static int write_all(int fd, const void *bytes, size_t len)
@@ -144,7 +128,6 @@ int sheaf_journal_append(const char *dir, uint64_t epoch, bool begins,
 {
         sheaf_autofd int at = -1, fd = -1;
         char name[24];
-        int rc;
 
         if (mkdir(dir, 0700) && errno != EEXIST)
                 return -errno;
@@ -158,10 +141,7 @@ int sheaf_journal_append(const char *dir, uint64_t epoch, bool begins,
                 0600);
         if (fd < 0)
                 return -errno;
-        rc = write_all(fd, records, count * sizeof(*records));
-        if (rc == 0 && begins)
-                forget_old(at);
-        return rc;
+        return write_all(fd, records, count * sizeof(*records));
 }
 
 /* ---- reading ---- */
@@ -296,22 +276,18 @@ static int read_epoch(int dir, uint64_t epoch, struct sheaf_journal *journal,
         return rc;
 }
 
-int sheaf_journal_read(const char *dir, const struct sheaf_journal_job *job,
+/* Those of @epochs that have something, the last one first. */
+static int read_epochs(int dir, const uint64_t *epochs, size_t count,
+        bool passes_damage, const struct sheaf_journal_job *job,
         struct sheaf_journal *ret_journal, const char **ret_field)
 {
-        sheaf_autofd int at = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-        uint64_t epochs[SHEAF_JOURNAL_EPOCHS + 1];
         struct sheaf_journal journal = { 0 };
-        size_t count = 0;
         int rc = 0;
 
-        if (at < 0 && errno != ENOENT)
-                return -errno;
-        if (at >= 0)
-                rc = newest(at, epochs, &count);
-        count = SHEAF_MIN(count, (size_t)SHEAF_JOURNAL_EPOCHS);
         for (size_t i = count; rc >= 0 && i--;) {
-                rc = read_epoch(at, epochs[i], &journal, job, ret_field);
+                rc = read_epoch(dir, epochs[i], &journal, job, ret_field);
+                if (rc == -EBADMSG && passes_damage)
+                        rc = 0;
                 if (rc == 0) {
                         free(journal.replaced[journal.count]);
                         journal.replaced[journal.count] = NULL;
@@ -322,6 +298,43 @@ int sheaf_journal_read(const char *dir, const struct sheaf_journal_job *job,
                 return rc;
         }
         *ret_journal = journal;
+        return 0;
+}
+
+int sheaf_journal_read(const char *dir, const struct sheaf_journal_job *job,
+        struct sheaf_journal *ret_journal, const char **ret_field)
+{
+        sheaf_autofd int at = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+        uint64_t epochs[SHEAF_JOURNAL_EPOCHS];
+        size_t count = 0;
+        int rc = 0;
+
+        if (at < 0 && errno != ENOENT)
+                return -errno;
+        if (at >= 0)
+                rc = newest(at, epochs, &count);
+        if (rc == 0)
+                rc = read_epochs(
+                        at, epochs, count, true, job, ret_journal, ret_field);
+        if (rc == 0 && count) {
+                ret_journal->any = true;
+                ret_journal->newest = epochs[0];
+        }
+        return rc;
+}
+
+int sheaf_journal_load(const char *dir, uint64_t epoch,
+        const struct sheaf_journal_job *job, struct sheaf_journal *ret_journal,
+        const char **ret_field)
+{
+        sheaf_autofd int at = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+        int rc = at < 0 ? -errno
+                        : read_epochs(at, &epoch, 1, false, job, ret_journal,
+                                  ret_field);
+
+        if (rc != -ENOENT)
+                return rc;
+        *ret_journal = (struct sheaf_journal){ 0 };
         return 0;
 }
 

@@ -15,10 +15,7 @@
 
 #include "daemon/epoch/order.h"
 
-#define SHEAF_JOURNAL_EPOCHS SHEAF_RUNS_PER_JOB /* kept of a job */
-/* Slots by which the mark goes up: so often a bind without replacements
- * writes. */
-#define SHEAF_JOURNAL_STEP 1024
+#define SHEAF_JOURNAL_EPOCHS SHEAF_RUNS_PER_JOB /* read at once */
 /* Records of an epoch's beginning. */
 #define SHEAF_JOURNAL_HEAD 5
 
@@ -40,22 +37,28 @@ struct sheaf_journal_record sheaf_journal_replaced(
         uint32_t slot, uint32_t sample);
 
 /* Appends to the file of @epoch, which is made with its directory (one level)
- * if absent; with @begins it is empty before, and files of epochs that are too
- * old go. -errno. */
+ * if absent; with @begins it is empty before. -errno. */
 SHEAF_MUST_CHECK int sheaf_journal_append(const char *dir, uint64_t epoch,
         bool begins, const struct sheaf_journal_record *records, size_t count);
 
 struct sheaf_journal {
         struct sheaf_run_state states[SHEAF_JOURNAL_EPOCHS]; /* oldest first */
         size_t count;
+        uint64_t newest; /* epoch that has a file, though perhaps no state */
+        bool any;        /* there is one */
         /* private */
         uint32_t (*replaced[SHEAF_JOURNAL_EPOCHS])[2];
 };
 
 /* Reads the newest epochs. An unfinished record at the end is left out: its
- * slot was never answered. No directory: none. -EBADMSG: damaged; -EINVAL:
- * of another job, @ret_field (static) names what differs; -errno. */
+ * slot was never answered. No directory: none. What is damaged is passed over
+ * here. -EINVAL: of another job, @ret_field (static) names what differs;
+ * -errno. */
 SHEAF_MUST_CHECK int sheaf_journal_read(const char *dir,
+        const struct sheaf_journal_job *job, struct sheaf_journal *ret_journal,
+        const char **ret_field);
+/* The same of @epoch alone, if it is there. -EBADMSG: it is damaged. */
+SHEAF_MUST_CHECK int sheaf_journal_load(const char *dir, uint64_t epoch,
         const struct sheaf_journal_job *job, struct sheaf_journal *ret_journal,
         const char **ret_field);
 void sheaf_journal_clear(struct sheaf_journal *journal);

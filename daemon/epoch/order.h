@@ -30,7 +30,14 @@
 #include "proto/base.h"
 
 #define SHEAF_SAMPLES_MAX  (UINT32_C(1) << 31)
-#define SHEAF_RUNS_PER_JOB 3
+#define SHEAF_RUNS_PER_JOB 3 /* in memory */
+/* Slots by which the mark of a run of @samples goes up (struct sheaf_bound): so
+ * often a bind without replacements is journalled; and so many slots may look
+ * bound in a restored run though nobody asked for them. */
+static inline uint32_t sheaf_mark_step(uint32_t samples)
+{
+        return SHEAF_MAX(SHEAF_MIN(samples / 32, UINT32_C(1024)), UINT32_C(32));
+}
 
 enum sheaf_order {
         SHEAF_ORDER_SHARED = 0,
@@ -86,10 +93,13 @@ void sheaf_job_set_rate(struct sheaf_job *job, double rate);
 int64_t sheaf_job_not_before(struct sheaf_job *job, int64_t now_ns);
 
 /* The run of @epoch, begun if it is not: then what is here now counts as here
- * at the start. A job keeps SHEAF_RUNS_PER_JOB runs; the oldest ends when one
- * more begins. -ENOMEM; -ESTALE: it has ended already. O(samples). */
+ * at the start. A job keeps SHEAF_RUNS_PER_JOB runs; the one that was not used
+ * for the longest time ends when one more comes. -ENOMEM; -ESTALE: it has
+ * ended already. O(samples). */
 SHEAF_MUST_CHECK int sheaf_run_begin(
         struct sheaf_job *job, uint64_t epoch, struct sheaf_run **ret_run);
+/* The same if it was begun, else NULL. */
+struct sheaf_run *sheaf_run_find(struct sheaf_job *job, uint64_t epoch);
 
 /* What another process needs to go on with a run: which permutation, and
  * what differs from it. */
@@ -102,19 +112,38 @@ struct sheaf_run_state {
         const uint32_t (*replaced)[2]; /* slot, sample */
         size_t replaced_count;
 };
-/* Permutation and epoch of a run; @replaced and @high are left alone. */
+/* Epoch, permutation and mark of a run; what is replaced is left alone. */
 void sheaf_run_identity(
         const struct sheaf_run *run, struct sheaf_run_state *ret_state);
-/* A run as it was; oldest epochs first, before any begins. Its strata are
+/* Whether a slot was bound since the run was begun or restored. */
+bool sheaf_run_touched(const struct sheaf_run *run);
+
+/* A run as it was, of a job of @config, for sheaf_run_adopt. Its strata are
  * lost: each slot gets its target or, where that is gone, what was passed
- * over. -EBADMSG: no run can be so; -ENOMEM. */
-SHEAF_MUST_CHECK int sheaf_run_restore(
-        struct sheaf_job *job, const struct sheaf_run_state *state);
+ * over. Any thread. -EBADMSG: no run can be so; -ENOMEM. O(samples). */
+SHEAF_MUST_CHECK int sheaf_run_restore(const struct sheaf_job_config *config,
+        uint32_t samples, const struct sheaf_run_state *state,
+        struct sheaf_run **ret_run);
+/* What to restore when only the samples are known that the slots below
+ * @yielded had: @read, (samples + 7) / 8 bytes, bit i % 8 of byte i / 8. The
+ * epoch and permutation of @io_state are given; @ret_replaced is the caller's.
+ * Which of these slots had which of the samples is decided anew, targets
+ * first. Any thread. -EBADMSG: the samples are not as many as the slots. */
+SHEAF_MUST_CHECK int sheaf_run_recall(uint32_t samples, uint32_t yielded,
+        const uint8_t *read, struct sheaf_run_state *io_state,
+        uint32_t (**ret_replaced)[2]);
+/* The job's from now on. In the place of its run of that epoch, if it has
+ * one. */
+void sheaf_run_adopt(struct sheaf_job *job, struct sheaf_run *run);
+/* One that no job adopted. */
+void sheaf_run_free(struct sheaf_run *run);
 
 struct sheaf_bound {
         uint32_t sample;
-        bool fetch; /* it is not here: start its fetch before the next bind */
-        bool again; /* the slot was bound before, to this sample */
+        uint32_t mark; /* slots below may be bound from now on; 0: as before */
+        bool fetch;   /* it is not here: start its fetch before the next bind */
+        bool again;   /* the slot was bound before, to this sample */
+        bool perhaps; /* so it was, or the mark alone is above it */
         bool replaced; /* it is not the target: to be journalled */
 };
 

@@ -20,7 +20,11 @@ struct sheaf_run {
         struct sheaf_job *job;
         struct sheaf_run *older;
         uint64_t epoch;
-        bool named; /* its job has asked for it; false: begun by a mate */
+        uint64_t used; /* the greatest was used last */
+        uint32_t high; /* the mark: slots from here on were never bound */
+        uint32_t restored_high; /* the mark when it was restored */
+        bool touched; /* a slot was bound since it began or was restored */
+        bool named;   /* its job has asked for it; false: begun by a mate */
         struct sheaf_permutation targets;
         uint64_t family; /* runs with one permutation share it */
         /* NULL once all is bound: */
@@ -54,6 +58,7 @@ struct sheaf_cohort {
         struct sheaf_job *jobs;
         uint64_t random;
         uint64_t families;
+        uint64_t uses; /* of runs, counted */
         double origin_rate, cached;
 };
 
@@ -79,13 +84,11 @@ static inline size_t sheaf_bits_bytes(uint32_t n)
 
 /* Whether two jobs of a cohort can run in step. */
 bool sheaf_mates(const struct sheaf_job *a, const struct sheaf_job *b);
-void sheaf_run_free(struct sheaf_run *run);
 /* Its last slot is bound: keeps only what answers for its slots. */
 void sheaf_run_complete(struct sheaf_run *run);
-/* The oldest of too many runs ends. */
-void sheaf_job_end_oldest(struct sheaf_job *job);
-/* A run without targets, unlinked; NULL: no memory. */
-struct sheaf_run *sheaf_run_new(struct sheaf_job *job, uint64_t epoch);
+/* A run without job and targets; NULL: no memory. */
+struct sheaf_run *sheaf_run_new(
+        const struct sheaf_job_config *config, uint32_t n, uint64_t epoch);
 /* Tells pacing of a bind. */
 void sheaf_job_bound(struct sheaf_job *job, int64_t now_ns);
 

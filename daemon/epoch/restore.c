@@ -9,7 +9,10 @@
  *    yet gets its target too: it would be free to get it now
  *  3 a slot below the mark whose target stands elsewhere was not bound, so
  *    its own place is passed on: as many samples are owed as such slots lack
- *    one */
+ *    one
+ *  4 from a bitmap alone: slots below what was yielded get their targets as
+ *    far as these were read; the rest of what was read goes to the rest of
+ *    the slots. Which slot had which sample does not matter any more */
 #include "daemon/epoch/order_impl.h"
 
 static int take(struct sheaf_run *run, uint32_t slot, uint32_t sample)
@@ -23,10 +26,9 @@ static int take(struct sheaf_run *run, uint32_t slot, uint32_t sample)
 }
 
 /* Whether the order could have put @sample there. */
-static bool possible(
+static bool possible(const struct sheaf_job_config *config,
         const struct sheaf_run *run, uint32_t slot, uint32_t sample)
 {
-        const struct sheaf_job_config *config = &run->job->config;
         uint32_t own;
 
         if (config->order == SHEAF_ORDER_STRICT)
@@ -37,7 +39,7 @@ static bool possible(
                        own / config->window == slot / config->window);
 }
 
-static int take_replaced(
+static int take_replaced(const struct sheaf_job_config *config,
         struct sheaf_run *run, const struct sheaf_run_state *state)
 {
         uint32_t n = run->targets.n;
@@ -48,7 +50,7 @@ static int take_replaced(
                 uint32_t sample = state->replaced[i][1];
 
                 if (slot >= state->high || sample >= n ||
-                        !possible(run, slot, sample))
+                        !possible(config, run, slot, sample))
                         return -EBADMSG;
                 rc = sheaf_replaced_reserve(&run->replaced);
                 if (rc == 0)
@@ -86,36 +88,100 @@ static int take_targets(struct sheaf_run *run, uint32_t high)
         return 0;
 }
 
-int sheaf_run_restore(
-        struct sheaf_job *job, const struct sheaf_run_state *state)
+int sheaf_run_restore(const struct sheaf_job_config *config, uint32_t samples,
+        const struct sheaf_run_state *state, struct sheaf_run **ret_run)
 {
-        struct sheaf_cohort *cohort = job->cohort;
         struct sheaf_run *run;
         int rc;
 
-        if (state->high > cohort->config.samples ||
-                (job->runs && job->runs->epoch >= state->epoch))
+        if (state->high > samples)
                 return -EBADMSG;
-        run = sheaf_run_new(job, state->epoch);
+        run = sheaf_run_new(config, samples, state->epoch);
         if (!run)
                 return -ENOMEM;
         run->named = true;
-        run->family = job->newest_family = ++cohort->families;
-        sheaf_permutation_init(&run->targets, cohort->config.samples,
-                state->seed, state->stream);
-        rc = take_replaced(run, state);
+        run->high = run->restored_high = state->high;
+        sheaf_permutation_init(
+                &run->targets, samples, state->seed, state->stream);
+        rc = take_replaced(config, run, state);
         if (rc == 0)
                 rc = take_targets(run, state->high);
         if (rc < 0) {
                 sheaf_run_free(run);
                 return rc;
         }
-        if (run->bound_count == run->targets.n)
+        if (run->bound_count == samples)
                 sheaf_run_complete(run);
-        if (!job->runs)
-                job->ended = SHEAF_MAX(job->ended, state->epoch);
-        run->older = job->runs;
-        job->runs = run;
-        sheaf_job_end_oldest(job);
+        *ret_run = run;
+        return 0;
+}
+
+/* ---- from a bitmap ---- */
+
+static bool was_read(const uint8_t *read, uint32_t sample)
+{
+        return read[sample / 8] >> (sample % 8) & 1;
+}
+
+/* Slots below @yielded whose target was not read; in the order of slots, so
+ * those of a window's block stand together. */
+static uint32_t empty_slots(const struct sheaf_permutation *targets,
+        uint32_t yielded, const uint8_t *read, uint32_t (*pairs)[2])
+{
+        uint32_t count = 0;
+
+        for (uint32_t slot = 0; slot < yielded; slot++)
+                if (!was_read(read, sheaf_permutation_at(targets, slot))) {
+                        if (pairs)
+                                pairs[count][0] = slot;
+                        count++;
+                }
+        return count;
+}
+
+/* Samples that were read before their own slot: fills in up to @most, returns
+ * how many there are. All of one block (window), or of any (shared). */
+static uint32_t early_samples(const struct sheaf_permutation *targets,
+        uint32_t yielded, const uint8_t *read, uint32_t (*pairs)[2],
+        uint32_t most)
+{
+        uint32_t count = 0;
+
+        for (uint32_t slot = yielded; slot < targets->n; slot++) {
+                uint32_t sample = sheaf_permutation_at(targets, slot);
+
+                if (!was_read(read, sample))
+                        continue;
+                if (count < most)
+                        pairs[count][1] = sample;
+                count++;
+        }
+        return count;
+}
+
+int sheaf_run_recall(uint32_t samples, uint32_t yielded, const uint8_t *read,
+        struct sheaf_run_state *io_state, uint32_t (**ret_replaced)[2])
+{
+        struct sheaf_permutation targets;
+        uint32_t(*pairs)[2];
+        uint32_t count;
+
+        if (yielded > samples)
+                return -EBADMSG;
+        sheaf_permutation_init(
+                &targets, samples, io_state->seed, io_state->stream);
+        count = empty_slots(&targets, yielded, read, NULL);
+        pairs = calloc((size_t)count + 1, sizeof(*pairs));
+        if (!pairs)
+                return -ENOMEM;
+        empty_slots(&targets, yielded, read, pairs);
+        if (early_samples(&targets, yielded, read, pairs, count) != count) {
+                free(pairs);
+                return -EBADMSG;
+        }
+        io_state->high = yielded;
+        io_state->replaced = (const uint32_t(*)[2])pairs;
+        io_state->replaced_count = count;
+        *ret_replaced = pairs;
         return 0;
 }

@@ -184,6 +184,18 @@ static void remember(struct sheaf_run *run, uint32_t slot, uint32_t sample)
                                   bin << SHEAF_BIN_SHIFT);
 }
 
+/* The mark goes up to cover @slot: what it is from now on, or 0. */
+static uint32_t raise_mark(struct sheaf_run *run, uint32_t slot)
+{
+        uint32_t step = sheaf_mark_step(run->targets.n);
+
+        if (slot < run->high)
+                return 0;
+        run->high = (uint32_t)SHEAF_MIN(
+                ((uint64_t)slot / step + 1) * step, (uint64_t)run->targets.n);
+        return run->high;
+}
+
 int sheaf_run_bind(struct sheaf_run *run, uint32_t slot, int64_t now_ns,
         struct sheaf_bound *ret_bound)
 {
@@ -196,6 +208,9 @@ int sheaf_run_bind(struct sheaf_run *run, uint32_t slot, int64_t now_ns,
         target = sheaf_run_target(run, slot);
         if (sheaf_run_look(run, slot, &bound.sample) == 0) {
                 bound.again = true;
+                bound.perhaps = slot < run->restored_high &&
+                                slot + sheaf_mark_step(run->targets.n) >=
+                                        run->restored_high;
                 bound.replaced = bound.sample != target;
                 bound.fetch = !here(run, bound.sample);
                 *ret_bound = bound;
@@ -212,6 +227,8 @@ int sheaf_run_bind(struct sheaf_run *run, uint32_t slot, int64_t now_ns,
         sheaf_bit_clear(run->unread, bound.sample);
         sheaf_bit_set(run->bound, slot);
         run->bound_count++;
+        run->touched = true;
+        bound.mark = raise_mark(run, slot);
         if (bound.replaced) {
                 sheaf_replaced_put(&run->replaced, slot, bound.sample);
                 if (owed && sheaf_bit(run->unread, target))

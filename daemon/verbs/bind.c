@@ -17,12 +17,19 @@ struct bind_call {
         uint32_t slots[];
 };
 
+static void bind_call_free(struct bind_call *b)
+{
+        sheaf_close_p(&b->bind.subset_fd);
+        sheaf_close_p(&b->bind.read_fd);
+        free(b);
+}
+
 static void abandon(struct sheaf_call *call)
 {
         struct bind_call *b = (struct bind_call *)call;
 
         sheaf_jobs_cancel(&b->bind);
-        free(b);
+        bind_call_free(b);
 }
 
 static void done(struct sheaf_bind *bind, int rc, const char *why)
@@ -44,6 +51,10 @@ static void done(struct sheaf_bind *bind, int rc, const char *why)
                 body.sample = bind->slots;
                 body.n_sample = bind->count;
                 body.samples = bind->samples;
+                body.seed = bind->seed;
+                body.stream = bind->stream;
+                body.known = bind->known;
+                body.warning = bind->warning;
                 if (wait_ns > 0)
                         body.wait_ms = (uint32_t)SHEAF_MIN(
                                 (wait_ns + SHEAF_NS_PER_MS - 1) /
@@ -53,7 +64,19 @@ static void done(struct sheaf_bind *bind, int rc, const char *why)
                 env.bound = &body;
                 sheaf_conn_send(conn, &env, NULL, 0);
         }
-        free(b);
+        bind_call_free(b);
+}
+
+static void want_subset(struct sheaf_conn *conn, uint64_t id)
+{
+        Sheaf__Envelope env = SHEAF__ENVELOPE__INIT;
+        Sheaf__Bound body = SHEAF__BOUND__INIT;
+
+        env.id = id;
+        body.want_subset = true;
+        env.body_case = SHEAF__ENVELOPE__BODY_BOUND;
+        env.bound = &body;
+        sheaf_conn_send(conn, &env, NULL, 0);
 }
 
 /* What is wrong with the request, or NULL. */
@@ -75,7 +98,51 @@ static const char *fault_of(const Sheaf__Bind *bind)
                 return "at most 4,096 slots can be bound at once";
         if (!isfinite(bind->rate) || bind->rate < 0)
                 return "a rate is a number of samples a second";
+        if (bind->subset.len && bind->subset.len != SHEAF_DIGEST_BYTES)
+                return "a subset is named by a SHA-256";
+        if (bind->mode > SHEAF_BIND_REPLAY)
+                return "this sheafd does not know that way to bind";
+        if (bind->restore && bind->n_slot)
+                return "a restore has no slots";
+        if (bind->restore && bind->restore->make &&
+                bind->restore->digest.len != SHEAF_DIGEST_BYTES)
+                return "a bitmap is named by a SHA-256";
         return NULL;
+}
+
+/* Everything but its call and handle; bitmaps are taken out of @msg. */
+static void fill(struct bind_call *b, struct sheaf_wire_msg *msg)
+{
+        const Sheaf__Bind *bind = msg->env->bind;
+        const Sheaf__Restore *restore = bind->restore;
+        size_t at = 0;
+
+        if (bind->n_slot)
+                memcpy(b->slots, bind->slot,
+                        bind->n_slot * sizeof(b->slots[0]));
+        b->bind = (struct sheaf_bind){ .epoch = bind->epoch,
+                .mode = (enum sheaf_bind_mode)bind->mode,
+                .slots = b->slots,
+                .count = bind->n_slot,
+                .rate = bind->rate,
+                .subset_fd = -1,
+                .read_fd = -1,
+                .done = done };
+        if (bind->has_subset && msg->fd_count)
+                b->bind.subset_fd = sheaf_wire_take_fd(msg, at++);
+        if (!restore)
+                return;
+        b->bind.mode = restore->make ? SHEAF_BIND_RESTORE_MAKE
+                                     : SHEAF_BIND_RESTORE_ASK;
+        b->bind.yielded = restore->yielded;
+        b->bind.seed = restore->seed;
+        b->bind.stream = restore->stream;
+        if (!restore->make)
+                return;
+        memcpy(b->bind.read_name.bytes, restore->digest.data,
+                SHEAF_DIGEST_BYTES);
+        if (at < msg->fd_count)
+                b->bind.read_fd = sheaf_wire_take_fd(msg, at);
 }
 
 void sheaf_verb_bind(struct sheaf_conn *conn, struct sheaf_wire_msg *msg)
@@ -103,6 +170,9 @@ void sheaf_verb_bind(struct sheaf_conn *conn, struct sheaf_wire_msg *msg)
                 sheaf_conn_error(conn, id, -EINVAL, "%s", why);
                 return;
         }
+        if (bind->subset.len)
+                memcpy(spec.subset.bytes, bind->subset.data,
+                        SHEAF_DIGEST_BYTES);
         b = calloc(1, sizeof(*b) + bind->n_slot * sizeof(b->slots[0]));
         rc = b ? sheaf_call_begin(conn, id, &b->call, abandon) : -ENOMEM;
         if (rc) {
@@ -110,23 +180,20 @@ void sheaf_verb_bind(struct sheaf_conn *conn, struct sheaf_wire_msg *msg)
                 sheaf_conn_error(conn, id, rc, "too many requests at once");
                 return;
         }
-        if (bind->n_slot)
-                memcpy(b->slots, bind->slot,
-                        bind->n_slot * sizeof(b->slots[0]));
-        b->bind = (struct sheaf_bind){ .handle = h,
-                .epoch = bind->epoch,
-                .slots = b->slots,
-                .count = bind->n_slot,
-                .rate = bind->rate,
-                .done = done };
+        fill(b, msg);
+        b->bind.handle = h;
         why = "no memory for another job";
         rc = sheaf_jobs_bind(conn, &spec, &b->bind, &why);
         if (!rc)
                 return;
-        if (rc == -EBUSY)
-                why = "too many jobs read this dataset; end some";
         sheaf_call_end(&b->call);
-        free(b);
+        bind_call_free(b);
+        if (rc == 1) {
+                want_subset(conn, id);
+                return;
+        }
+        if (rc == -EBUSY)
+                why = "too many jobs or subsets of this dataset; end some";
         sheaf_conn_error(conn, id, rc, "job '%s': %s%s", bind->job, why,
                 rc == -EINVAL ? "; give all its processes the same, or "
                                 "another name"

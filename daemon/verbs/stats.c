@@ -350,6 +350,8 @@ static void server_metrics(struct sheet *s)
         counter(s, "jobs.bound", "", jobs.bound);
         counter(s, "jobs.replaced", "", jobs.replaced);
         counter(s, "jobs.journal_errors", "", jobs.journal_errors);
+        counter(s, "jobs.repeats", "", jobs.repeats);
+        counter(s, "jobs.restored", "", jobs.restored);
 }
 
 static struct sheet *sheet_new(struct sheaf_conn *conn, uint64_t id)

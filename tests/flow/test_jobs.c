@@ -330,6 +330,7 @@ Test(jobs, bad_requests_are_refused_in_words)
         cr_assert_eq(sheaf_job_bind(job, 0, beyond, 1, -1, ordinals), -EINVAL);
         for (uint64_t epoch = 1; epoch < 6; epoch++)
                 bind(job, epoch, 0, 1, ordinals);
+        /* never begun, and too late now */
         cr_assert_eq(sheaf_job_bind(job, 0, beyond, 1, 0, ordinals), -ESTALE);
         cr_assert_not_null(
                 strstr(sheaf_last_error(), "over"), "%s", sheaf_last_error());

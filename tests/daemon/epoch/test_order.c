@@ -444,6 +444,20 @@ static struct sheaf_run_state state_of(const struct sheaf_run *run)
         return state;
 }
 
+static int restore(struct sheaf_job *job, enum sheaf_order order,
+        uint32_t window, const struct sheaf_run_state *state)
+{
+        struct sheaf_job_config config = {
+                .order = order, .seed = 5, .window = window
+        };
+        struct sheaf_run *run = NULL;
+        int rc = sheaf_run_restore(&config, N, state, &run);
+
+        if (rc == 0)
+                sheaf_run_adopt(job, run);
+        return rc;
+}
+
 /* Another process goes on after @asked slots, in some order: what was answered
  * is answered again, and the epoch ends with each sample once. */
 static void killed_after(size_t o, uint32_t asked, uint64_t seed)
@@ -477,7 +491,8 @@ static void killed_after(size_t o, uint32_t asked, uint64_t seed)
                         note(run, slot);
         }
         state = state_of(run);
-        cr_assert_eq(sheaf_run_restore(heir, &state), 0);
+        cr_assert_eq(
+                restore(heir, orders[o].order, orders[o].window, &state), 0);
         cr_assert_eq(sheaf_run_begin(heir, 4, &run), 0);
         for (uint32_t slot = 0; slot < N; slot++) {
                 struct sheaf_bound bound;
@@ -532,17 +547,15 @@ Test(order, what_no_run_can_have_left_is_refused)
                 state.high = bad[i].high;
                 state.replaced = bad[i].replaced;
                 state.replaced_count = bad[i].count;
-                cr_assert_eq(sheaf_run_restore(job, &state), -EBADMSG,
-                        "case %zu", i);
+                cr_assert_eq(restore(job, SHEAF_ORDER_SHARED, 0, &state),
+                        -EBADMSG, "case %zu", i);
         }
         state.high = 100;
         state.replaced = far;
         state.replaced_count = 1;
-        cr_assert_eq(sheaf_run_restore(strict, &state), -EBADMSG);
-        cr_assert_eq(sheaf_run_restore(window, &state), -EBADMSG);
-        cr_assert_eq(sheaf_run_restore(job, &state), 0);
-        /* older than what is there */
-        cr_assert_eq(sheaf_run_restore(job, &state), -EBADMSG);
+        cr_assert_eq(restore(strict, SHEAF_ORDER_STRICT, 0, &state), -EBADMSG);
+        cr_assert_eq(restore(window, SHEAF_ORDER_WINDOW, 10, &state), -EBADMSG);
+        cr_assert_eq(restore(job, SHEAF_ORDER_SHARED, 0, &state), 0);
         cr_assert_eq(sheaf_run_begin(job, 3, &run), 0);
         sheaf_job_free(job);
         sheaf_job_free(strict);

@@ -1,0 +1,312 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The requests of a job, one after the other (jobs.h).
+ *
+ *  1 a bind is answered after what it changed is in the journal, whose mark
+ *    is then above each of its slots
+ *  2 an epoch that may have a journal is read from there before it is bound:
+ *    a run is begun only where none was
+ *  3 a run that a client remembers takes the place of one that differs only
+ *    while nobody bound a slot of that one since it was begun or read
+ *
+ * Threads: loop thread. */
+#include "daemon/jobs_internal.h"
+
+#include "daemon/clock.h"
+
+#include <stdio.h>
+
+void sheaf_bind_finish(struct sheaf_bind *bind, int rc, const char *why)
+{
+        TAILQ_REMOVE(&bind->job->binds, bind, link);
+        free(sheaf_steal(&bind->records));
+        bind->job = NULL;
+        bind->done(bind, rc, why);
+}
+
+/* ---- who asks again ---- */
+
+static struct sheaf_attendance *attendance_of(
+        const struct sheaf_live_job *job, const struct sheaf_bind *bind)
+{
+        struct sheaf_attendance *found = NULL;
+        struct sheaf_jobs_seat *seat;
+
+        LIST_FOREACH (seat, &bind->handle->seats, link)
+                if (seat->cohort == job->cohort)
+                        break;
+        if (!seat)
+                return NULL;
+        for (int i = 0; i < SHEAF_ATTENDANCES; i++)
+                if (seat->attendances[i].job == job->number)
+                        found = &seat->attendances[i];
+        if (!found)
+                found = &seat->attendances[seat->next++ % SHEAF_ATTENDANCES];
+        if (found->job != job->number || found->epoch != bind->epoch)
+                *found = (struct sheaf_attendance){ .job = job->number,
+                        .epoch = bind->epoch };
+        return found;
+}
+
+static bool follows_resume(
+        const struct sheaf_live_job *job, uint64_t epoch, uint32_t slot)
+{
+        return job->resumed && (epoch > job->resumed_epoch ||
+                                       (epoch == job->resumed_epoch &&
+                                               slot >= job->resumed_slot));
+}
+
+/* A session that asks for more slots that others had before it than can have
+ * been on their way goes through the epoch anew: its loader lost its place. */
+static void watch_repeats(struct sheaf_live_job *job, struct sheaf_bind *bind,
+        uint64_t fresh, uint64_t again)
+{
+        struct sheaf_attendance *seen = attendance_of(job, bind);
+
+        if (!seen)
+                return;
+        seen->own += fresh;
+        seen->again += again;
+        if (seen->warned ||
+                seen->again <= seen->own + job->config.ahead + bind->count)
+                return;
+        seen->warned = true;
+        job->jobs->stats.repeats++;
+        snprintf(bind->warning, sizeof(bind->warning),
+                "job '%.64s', epoch %llu: %llu slots that were served before "
+                "are asked for again, more than a look-ahead of %u: was the "
+                "loader's state not loaded? A new run needs a new name",
+                job->name, (unsigned long long)bind->epoch,
+                (unsigned long long)seen->again, job->config.ahead);
+        if (sheaf_log_once(&job->jobs->repeats_once, 10 * SHEAF_NS_PER_SEC))
+                sheaf_log(SHEAF_LOG_WARN, "slots asked for again",
+                        "job=%s epoch=%llu slots=%llu ahead=%u "
+                        "remedy=\"load the loader's state, or give the new "
+                        "run a new name\"",
+                        job->name, (unsigned long long)bind->epoch,
+                        (unsigned long long)seen->again, job->config.ahead);
+}
+
+/* ---- slots ---- */
+
+/* Slots become ordinals; records are left in @bind. */
+static int bind_slots(struct sheaf_live_job *job, struct sheaf_bind *bind,
+        struct sheaf_run *run)
+{
+        struct sheaf_jobs_stats *stats = &job->jobs->stats;
+        int64_t now_ns = sheaf_now_ns();
+        uint64_t fresh = 0, again = 0;
+
+        for (size_t i = 0; i < bind->count; i++) {
+                uint32_t slot = bind->slots[i];
+                struct sheaf_bound bound;
+                int rc = sheaf_run_bind(run, slot, now_ns, &bound);
+
+                if (rc < 0)
+                        return rc;
+                bind->slots[i] = sheaf_jobs_ordinal(job->cohort, bound.sample);
+                if (bound.fetch)
+                        sheaf_jobs_fetch(job->cohort, bind->lane, bound.sample);
+                if (bound.mark)
+                        bind->records[bind->record_count++] =
+                                sheaf_journal_mark(bound.mark);
+                again += bound.again && !bound.perhaps &&
+                         !follows_resume(job, bind->epoch, slot);
+                if (bound.again)
+                        continue;
+                fresh++;
+                if (bound.replaced)
+                        bind->records[bind->record_count++] =
+                                sheaf_journal_replaced(slot, bound.sample);
+                stats->replaced += bound.replaced;
+        }
+        stats->bound += fresh;
+        watch_repeats(job, bind, fresh, again);
+        return 0;
+}
+
+static int bind_now(struct sheaf_live_job *job, struct sheaf_bind *bind,
+        const char **ret_why)
+{
+        struct sheaf_run_state state;
+        struct sheaf_run *run;
+        int rc;
+
+        bind->records = sheaf_new(struct sheaf_journal_record,
+                SHEAF_JOURNAL_HEAD + 2 * bind->count);
+        rc = bind->records ? sheaf_run_begin(job->job, bind->epoch, &run)
+                           : -ENOMEM;
+        if (rc == -ESTALE)
+                *ret_why = "that epoch of the job is over";
+        if (rc < 0)
+                return rc;
+        job->begun = SHEAF_MAX(job->begun, bind->epoch + 1);
+        sheaf_run_identity(run, &state);
+        bind->seed = state.seed;
+        bind->stream = state.stream;
+        if (!state.high) {
+                sheaf_journal_head(&job->identity, &state, bind->records);
+                bind->record_count = SHEAF_JOURNAL_HEAD;
+                bind->begins = true;
+        }
+        if (bind->rate > 0)
+                sheaf_job_set_rate(job->job, bind->rate);
+        rc = bind_slots(job, bind, run);
+        bind->not_before_ns = sheaf_job_not_before(job->job, job->used_ns);
+        return rc;
+}
+
+/* @run NULL: nothing is bound. */
+static void look(struct sheaf_live_job *job, struct sheaf_bind *bind,
+        struct sheaf_run *run)
+{
+        struct sheaf_run_state state = { 0 };
+
+        if (run)
+                sheaf_run_identity(run, &state);
+        bind->seed = state.seed;
+        bind->stream = state.stream;
+        for (size_t i = 0; i < bind->count; i++) {
+                uint32_t sample;
+
+                if (!run || sheaf_run_look(run, bind->slots[i], &sample)) {
+                        bind->slots[i] = SHEAF_UNBOUND;
+                        continue;
+                }
+                bind->slots[i] = sheaf_jobs_ordinal(job->cohort, sample);
+                if (bind->mode == SHEAF_BIND_REPLAY &&
+                        !sheaf_jobs_here(job->cohort, sample))
+                        sheaf_jobs_fetch(job->cohort, bind->lane, sample);
+        }
+}
+
+/* ---- restoring ---- */
+
+static void ask_restore(struct sheaf_live_job *job, struct sheaf_bind *bind,
+        struct sheaf_run *run)
+{
+        struct sheaf_run_state state = { 0 };
+
+        job->resumed = true;
+        job->resumed_epoch = bind->epoch;
+        job->resumed_slot = bind->yielded;
+        if (job->config.order == SHEAF_ORDER_STRICT) {
+                state.seed = job->config.seed;
+                state.stream = bind->epoch;
+        } else if (run) {
+                sheaf_run_identity(run, &state);
+        }
+        bind->known = (job->config.order == SHEAF_ORDER_STRICT || run) &&
+                      state.seed == bind->seed && state.stream == bind->stream;
+        bind->seed = state.seed;
+        bind->stream = state.stream;
+}
+
+/* 1: on the pool; 0: it is there: another process was first. */
+static int make_restore(struct sheaf_live_job *job, struct sheaf_bind *bind,
+        const struct sheaf_run *run, const char **ret_why)
+{
+        for (size_t i = 0; run && i < SHEAF_ARRAY_LEN(job->recalled); i++)
+                if (job->recalled[i].epoch == bind->epoch &&
+                        sheaf_digest_equal(
+                                &job->recalled[i].name, &bind->read_name)) {
+                        bind->known = true;
+                        return 0;
+                }
+        if (run && sheaf_run_touched(run)) {
+                *ret_why = "slots of that epoch were bound anew since its "
+                           "journal was lost; restore before any bind, or give "
+                           "the job another name";
+                return -EEXIST;
+        }
+        job->fd = sheaf_steal_fd(&bind->read_fd);
+        job->digest = bind->read_name;
+        job->yielded = bind->yielded;
+        job->seed = bind->seed;
+        job->stream = bind->stream;
+        job->epoch = bind->epoch;
+        job->writing = bind;
+        sheaf_live_job_work(job, SHEAF_JOB_RECALL);
+        return 1;
+}
+
+/* ---- one after the other ---- */
+
+static bool lossy(const struct sheaf_live_job *job, uint64_t epoch)
+{
+        return epoch >= job->lossy_from && epoch < job->lossy_to;
+}
+
+/* The next request. 1: the pool works, later; 0 done; -errno. What is
+ * to be journalled is left in @bind. */
+static int do_one(struct sheaf_live_job *job, struct sheaf_bind *bind,
+        const char **ret_why)
+{
+        struct sheaf_run *run;
+
+        bind->samples = job->identity.samples;
+        if (!bind->count && bind->mode < SHEAF_BIND_RESTORE_ASK)
+                return 0; /* it joins, no more */
+        for (size_t i = 0; i < bind->count; i++)
+                if (bind->slots[i] >= job->identity.samples) {
+                        *ret_why = "a slot is beyond the end of the epoch";
+                        return -ERANGE;
+                }
+        run = sheaf_run_find(job->job, bind->epoch);
+        if (!run && bind->epoch < job->begun && lossy(job, bind->epoch)) {
+                *ret_why = "the epoch's journal could not be written";
+                return -ESTALE;
+        }
+        if (!run && bind->epoch < job->begun &&
+                job->absent != bind->epoch + 1 &&
+                job->damaged != bind->epoch + 1) {
+                job->epoch = bind->epoch;
+                sheaf_live_job_work(job, SHEAF_JOB_LOAD);
+                return 1;
+        }
+        if (!run && job->damaged == bind->epoch + 1 &&
+                bind->mode < SHEAF_BIND_RESTORE_ASK) {
+                *ret_why = "the epoch's journal is damaged; restore it from a "
+                           "state with a bitmap, or give the job another name";
+                return -EBADMSG;
+        }
+        switch (bind->mode) {
+        case SHEAF_BIND:
+                return bind_now(job, bind, ret_why);
+        case SHEAF_BIND_LOOK:
+        case SHEAF_BIND_REPLAY:
+                look(job, bind, run);
+                return 0;
+        case SHEAF_BIND_RESTORE_ASK:
+                ask_restore(job, bind, run);
+                return 0;
+        case SHEAF_BIND_RESTORE_MAKE:
+                return make_restore(job, bind, run, ret_why);
+        }
+        return -EINVAL;
+}
+
+void sheaf_live_job_advance(struct sheaf_live_job *job)
+{
+        struct sheaf_bind *bind;
+
+        while (!job->working && (bind = TAILQ_FIRST(&job->binds))) {
+                const char *why = "out of memory";
+                int rc = do_one(job, bind, &why);
+
+                if (rc == 1)
+                        return;
+                if (!bind->record_count) {
+                        sheaf_bind_finish(bind, rc, why);
+                        continue;
+                }
+                /* A failure after some slots were bound: they stay so. */
+                job->writing = rc < 0 ? NULL : bind;
+                job->records = sheaf_steal(&bind->records);
+                job->record_count = bind->record_count;
+                job->epoch = bind->epoch;
+                job->begins = bind->begins;
+                if (rc < 0)
+                        sheaf_bind_finish(bind, rc, why);
+                sheaf_live_job_work(job, SHEAF_JOB_APPEND);
+        }
+}
