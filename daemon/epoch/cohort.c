@@ -268,9 +268,13 @@ static void choose_targets(struct sheaf_run *run)
                 &run->targets, n, sheaf_random(&cohort->random), run->family);
 }
 
+/* A sample that the run before this one has not read counts as its last: an
+ * epoch that is cut short must not leave a bin of some older one, or what two
+ * jobs exchange would come again, and the rest late. */
 static void stratify(struct sheaf_run *run)
 {
         const struct sheaf_cohort_config *config = &run->job->cohort->config;
+        const uint64_t *left = run->older ? run->older->unread : NULL;
         uint8_t *bytes = run->job->bytes;
 
         if (run->older)
@@ -280,6 +284,8 @@ static void stratify(struct sheaf_run *run)
                 uint8_t bin = bytes[x] >> SHEAF_BIN_SHIFT;
                 uint8_t cached = config->here(config->arg, x);
 
+                if (left && sheaf_bit(left, x))
+                        bin = SHEAF_BINS - 1;
                 bytes[x] = (uint8_t)(bin << SHEAF_BIN_SHIFT |
                                      cached * SHEAF_BINS | bin);
         }

@@ -12,7 +12,8 @@
  *            than @window slots
  *   shared   any unread sample of the target's *stratum*: (here or not when
  *            the run began, eighth of the epoch in which the job read it last
- *            time), and only if it is here and the target is not
+ *            time, the last if it did not), and only if it is here and the
+ *            target is not
  *
  * Why `shared` is neutral: the sequence of strata is that of a uniform
  * permutation, whoever reads beside it, so no statistic of residency and last
