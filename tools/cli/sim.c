@@ -192,16 +192,18 @@ static json_t *row_json(const struct sim_config *config, const struct row *row)
         for (int i = 0; i < 10; i++)
                 json_array_append_new(tenths, json_real(r->misses_tenth[i]));
         return json_pack("{s:s, s:f, s:f, s:f, s:f, s:f, s:o, s:o, s:f, s:f, "
-                         "s:f, s:f, s:f, s:f, s:f, s:f, s:i}",
+                         "s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:i}",
                 "order", sim_policy_names[row->policy], "reads_per_time",
                 r->reads_per_time, "reads_per_epoch", r->reads_per_epoch,
                 "bound", r->bound, "over_bound", r->reads_per_time / r->bound,
                 "hits", r->hits, "epoch_time", times, "misses_by_tenth", tenths,
                 "cached_mean_position", b->cached_mean, "cached_ks",
                 b->cached_ks, "rank_correlation", b->rho, "rank_correlation_2",
-                b->rho2, "same_batch_again", b->together, "chi2_z", b->chi2_z,
-                "bind_ns", r->bind_ns, "bytes_per_sample", r->bytes_per_sample,
-                "epochs", b->epochs);
+                b->rho2, "same_batch_again", b->together, "neighbours_again",
+                b->neighbours, "chi2_z", b->chi2_z, "chi2_cached_z",
+                b->chi2_cached_z, "chi2_other_z", b->chi2_other_z, "bind_ns",
+                r->bind_ns, "bytes_per_sample", r->bytes_per_sample, "epochs",
+                b->epochs);
 }
 
 static void print_json(

@@ -11,10 +11,10 @@ struct sim_measure {
         uint32_t samples, batch;
         int warm;
         uint32_t *last, *before; /* slots in the last two epochs */
-        uint32_t *tenths;        /* [sample][TENTHS] */
+        uint32_t *tenths;        /* [cached][sample][TENTHS] */
         uint32_t *at_slot, *in_batch, *counts;
         int seen, epochs;
-        double mean, ks, rho, rho2, together;
+        double mean, ks, rho, rho2, together, neighbours;
         int means, rhos, rho2s;
 };
 
@@ -30,7 +30,7 @@ int sim_measure_new(uint32_t samples, uint32_t batch, int warm,
         m->warm = warm;
         m->last = sheaf_new(uint32_t, samples);
         m->before = sheaf_new(uint32_t, samples);
-        m->tenths = sheaf_new(uint32_t, (size_t)samples * TENTHS);
+        m->tenths = sheaf_new(uint32_t, 2 * (size_t)samples * TENTHS);
         m->at_slot = sheaf_new(uint32_t, samples);
         m->in_batch = sheaf_new(uint32_t, samples);
         m->counts = sheaf_new(uint32_t, samples / batch + 1);
@@ -114,6 +114,26 @@ static double co_occurrence(struct sim_measure *m)
         return pairs / (n * (size - 1) / 2 * (size - 1) / (n - 1));
 }
 
+static double follow_again(const struct sim_measure *m)
+{
+        double n = m->samples;
+        uint32_t pairs = 0;
+
+        for (uint32_t slot = 1; slot < m->samples; slot++) {
+                uint32_t a = m->last[m->at_slot[slot - 1]];
+                uint32_t b = m->last[m->at_slot[slot]];
+
+                pairs += a + 1 == b || b + 1 == a;
+        }
+        return pairs / ((n - 1) * 2 / n);
+}
+
+static uint32_t *tenths_of(
+        const struct sim_measure *m, bool cached, uint32_t sample)
+{
+        return m->tenths + ((size_t)cached * m->samples + sample) * TENTHS;
+}
+
 void sim_measure_epoch(
         void *measure, int epoch, const uint32_t *where, const uint8_t *cached)
 {
@@ -125,11 +145,12 @@ void sim_measure_epoch(
                 positions(m, cached);
                 m->epochs++;
                 for (uint32_t x = 0; x < m->samples; x++)
-                        m->tenths[(size_t)x * TENTHS +
-                                  (uint64_t)where[x] * TENTHS / m->samples]++;
+                        tenths_of(m, cached[x],
+                                x)[(uint64_t)where[x] * TENTHS / m->samples]++;
                 if (m->seen >= 1) {
                         m->rho += correlation(m, where, m->last);
                         m->together += co_occurrence(m);
+                        m->neighbours += follow_again(m);
                         m->rhos++;
                 }
                 if (m->seen >= 2) {
@@ -143,19 +164,33 @@ void sim_measure_epoch(
         m->seen++;
 }
 
-static double chi2_z(const struct sim_measure *m)
+/* Over the samples, each by its own number of epochs: of those that count,
+ * cached ones, others or (@both) all. */
+static double chi2_z(const struct sim_measure *m, bool cached, bool both)
 {
-        double expected = (double)m->epochs / TENTHS, sum = 0;
-        double freedom = (double)(TENTHS - 1) * m->samples;
+        double sum = 0, freedom = 0, variance = 0;
 
         if (m->epochs < CHI2_EPOCHS_MIN)
                 return 0;
-        for (size_t i = 0; i < (size_t)m->samples * TENTHS; i++) {
-                double off = m->tenths[i] - expected;
+        for (uint32_t x = 0; x < m->samples; x++) {
+                const uint32_t *at = tenths_of(m, cached, x);
+                const uint32_t *other = tenths_of(m, !cached, x);
+                double epochs = 0;
 
-                sum += off * off / expected;
+                for (int i = 0; i < TENTHS; i++)
+                        epochs += at[i] + (both ? other[i] : 0);
+                if (epochs < 1)
+                        continue;
+                for (int i = 0; i < TENTHS; i++) {
+                        double expected = epochs / TENTHS;
+                        double off = at[i] + (both ? other[i] : 0) - expected;
+
+                        sum += off * off / expected;
+                }
+                freedom += TENTHS - 1;
+                variance += 2 * (TENTHS - 1) * (1 - 1 / epochs);
         }
-        return (sum - freedom) / sqrt(2 * freedom);
+        return variance > 0 ? (sum - freedom) / sqrt(variance) : 0;
 }
 
 void sim_measure_bias(
@@ -170,6 +205,9 @@ void sim_measure_bias(
                 .rho = m->rhos ? m->rho / m->rhos : 0,
                 .rho2 = m->rho2s ? m->rho2 / m->rho2s : 0,
                 .together = m->rhos ? m->together / m->rhos : 0,
-                .chi2_z = chi2_z(m),
+                .neighbours = m->rhos ? m->neighbours / m->rhos : 0,
+                .chi2_z = chi2_z(m, true, true),
+                .chi2_cached_z = chi2_z(m, true, false),
+                .chi2_other_z = chi2_z(m, false, false),
         };
 }

@@ -30,9 +30,14 @@ struct sim_bias {
         /* Pairs that shared a batch in this epoch and the last, over what
          * chance would give. */
         double together;
+        /* Pairs that followed one another in this epoch and in the last, over
+         * chance: chunks that are shuffled as a whole show here. */
+        double neighbours;
         /* Chi square of sample by tenth of the epoch, as a z score; 0 below
-         * 50 epochs. */
-        double chi2_z;
+         * 50 epochs. The same of those epochs alone in which the sample was
+         * cached when they began, and of the others: both may be biased while
+         * their sum is not. */
+        double chi2_z, chi2_cached_z, chi2_other_z;
 };
 void sim_measure_bias(
         const struct sim_measure *measure, struct sim_bias *ret_bias);
