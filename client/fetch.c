@@ -99,6 +99,9 @@ int sheaf_fetch_copy(struct sheaf_dataset *dataset, const uint64_t *items,
         /* This user's processes have many copies at the moment. */
         while (rc == -EBUSY && sheaf_now_ns() + BUSY_PAUSE_NS < deadline_ns) {
                 nanosleep(&pause, NULL);
+                rc = sheaf_session_interrupted(dataset->session);
+                if (rc)
+                        return rc;
                 rc = ask(dataset, items, n, deadline_ns, true, &reply);
         }
         if (rc)

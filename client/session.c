@@ -14,6 +14,8 @@
 #include <stdio.h>
 #include <sys/eventfd.h>
 
+#define SLICE_NS (100 * SHEAF_NS_PER_MS) /* between looks at interrupted() */
+
 int sheaf_cond_init(pthread_cond_t *cond)
 {
         pthread_condattr_t attr;
@@ -28,15 +30,32 @@ int sheaf_cond_init(pthread_cond_t *cond)
         return -rc;
 }
 
+int sheaf_session_interrupted(struct sheaf_session *session)
+{
+        if (!session->interrupted ||
+                !session->interrupted(session->interrupted_arg))
+                return 0;
+        return sheaf_error_set(-EINTR, "the wait for sheafd was interrupted");
+}
+
 int sheaf_session_sleep(struct sheaf_session *session, pthread_cond_t *cond,
         int64_t deadline_ns)
 {
-        struct timespec ts = {
-                .tv_sec = deadline_ns / SHEAF_NS_PER_SEC,
-                .tv_nsec = deadline_ns % SHEAF_NS_PER_SEC,
-        };
+        int64_t until_ns = deadline_ns;
+        struct timespec ts;
+        int rc;
 
-        return -pthread_cond_timedwait(cond, &session->lock, &ts);
+        if (session->interrupted)
+                until_ns = SHEAF_MIN(until_ns, sheaf_now_ns() + SLICE_NS);
+        ts.tv_sec = until_ns / SHEAF_NS_PER_SEC;
+        ts.tv_nsec = until_ns % SHEAF_NS_PER_SEC;
+        rc = -pthread_cond_timedwait(cond, &session->lock, &ts);
+        if (rc != -ETIMEDOUT || until_ns == deadline_ns)
+                return rc;
+        pthread_mutex_unlock(&session->lock);
+        rc = sheaf_session_interrupted(session);
+        pthread_mutex_lock(&session->lock);
+        return rc;
 }
 
 static char *program_name(const char *given)
@@ -61,6 +80,8 @@ int sheaf_session_new(const struct sheaf_session_options *options,
                                        ? options->deadline_ms
                                        : SHEAF_DEADLINE_DEFAULT_MS;
         session->pin_bytes = options->pin_bytes;
+        session->interrupted = options->interrupted;
+        session->interrupted_arg = options->interrupted_arg;
         session->name = program_name(options->name);
         session->kind = strdup(options->kind ? options->kind : "lib");
         if (!session->name || !session->kind)
@@ -196,9 +217,10 @@ static int wait_link(struct sheaf_session *session, int64_t deadline_ns)
                                 session->attempt_text);
                 session->wanted = true;
                 sheaf_link_wake(session);
-                if (sheaf_session_sleep(
-                            session, &session->changed, deadline_ns))
-                        return link_timeout(session);
+                rc = sheaf_session_sleep(
+                        session, &session->changed, deadline_ns);
+                if (rc)
+                        return rc == -EINTR ? rc : link_timeout(session);
         }
         return 0;
 }
@@ -227,9 +249,11 @@ int sheaf_session_wait_locked(struct sheaf_session *session,
                         sheaf_link_ask_open(session, dataset);
                         sheaf_link_wake(session);
                 }
-                if (sheaf_session_sleep(
-                            session, &session->changed, deadline_ns) &&
-                        dataset->state != SHEAF_OPEN_DONE)
+                rc = sheaf_session_sleep(
+                        session, &session->changed, deadline_ns);
+                if (rc == -EINTR)
+                        return rc;
+                if (rc && dataset->state != SHEAF_OPEN_DONE)
                         return sheaf_error_set(-ETIMEDOUT,
                                 "sheafd did not open dataset %s within "
                                 "%lld ms",
@@ -355,6 +379,8 @@ int sheaf_session_call(struct sheaf_session *session, struct sheaf_call *call,
                 unlist(session, &request);
                 if (request.state == SHEAF_REQUEST_WAITS) {
                         cancel(session, request.id);
+                        if (rc == -EINTR)
+                                break;
                         rc = sheaf_error_set(-ETIMEDOUT,
                                 "%s: no answer from sheafd within %lld ms",
                                 call->what, (long long)session->deadline_ms);

@@ -110,6 +110,8 @@ struct sheaf_session {
         struct sheaf_socket_list places;
         char *name, *kind;
         uint64_t pin_bytes;
+        int (*interrupted)(void *arg); /* NULL: none */
+        void *interrupted_arg;
 
         _Atomic int64_t deadline_ms; /* bound of each call; any thread */
         bool deadline_given;
@@ -171,10 +173,15 @@ SHEAF_MUST_CHECK int sheaf_session_call(struct sheaf_session *session,
 SHEAF_MUST_CHECK int sheaf_session_wait_locked(struct sheaf_session *session,
         struct sheaf_dataset *dataset, int64_t deadline_ns);
 
-/* Waits on @cond until @deadline_ns; -ETIMEDOUT. With the lock held. */
+/* Waits on @cond until @deadline_ns; -ETIMEDOUT; -EINTR: the session's owner
+ * wants an end. May return 0 early. With the lock held; where the owner is
+ * asked it is let go for that moment. */
 int sheaf_session_sleep(struct sheaf_session *session, pthread_cond_t *cond,
         int64_t deadline_ns);
 int sheaf_cond_init(pthread_cond_t *cond);
+/* -EINTR, with the text, when the session's owner wants its calls to end; else
+ * 0. Without the lock. */
+int sheaf_session_interrupted(struct sheaf_session *session);
 
 /* ---- link.c: the service thread ---- */
 

@@ -47,6 +47,11 @@ struct sheaf_session_options {
         const char *kind;    /* NULL: "lib" */
         int64_t deadline_ms; /* bound of each call; 0: the daemon's */
         uint64_t pin_bytes;  /* to hold at once; 0: the daemon's default */
+        /* Asked about every 100 ms by a call that waits, on the calling
+         * thread, no lock held; not 0 ends the call with -EINTR. May call the
+         * library. NULL: nothing but the deadline ends a wait. */
+        int (*interrupted)(void *arg);
+        void *interrupted_arg;
 };
 
 /* Makes a session; connects at first use. @options may be NULL. -ENOMEM. */
@@ -146,6 +151,10 @@ SHEAF_API int64_t sheaf_view_batch(struct sheaf_dataset *dataset,
         int *ret_rc);
 /* Gives the bytes back. Any thread; idempotent. */
 SHEAF_API void sheaf_view_release(struct sheaf_view *view);
+
+/* Moves a view: @to becomes what @from was, and @from is empty. What @from
+ * pointed to, @from->pieces beside, stays where it is. */
+SHEAF_API void sheaf_view_move(struct sheaf_view *to, struct sheaf_view *from);
 
 /* Copies a range out, like pread: the number of bytes, short only at the end
  * of the file. Holds nothing afterwards. */

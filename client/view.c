@@ -147,6 +147,16 @@ void sheaf_view_release(struct sheaf_view *view)
         view->len_bytes = 0;
 }
 
+void sheaf_view_move(struct sheaf_view *to, struct sheaf_view *from)
+{
+        *to = *from;
+        if (from->pieces == from->inline_pieces_)
+                to->pieces = to->inline_pieces_;
+        if (from->pins_ == from->inline_pins_)
+                to->pins_ = to->inline_pins_;
+        *from = (struct sheaf_view){ .dataset_ = from->dataset_ };
+}
+
 /* Pins what is not pinned yet. Returns how many chunks are missing, the first
  * of them in @missing; -EDQUOT: over the grant; -EMFILE: no slot is free. */
 static int64_t pin_missing(struct sheaf_map *map, const struct span *span,

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sheaf for Python: datasets of the node's cache, for PyTorch.
+
+    ds = sheaf.Dataset("imagenet/train", decode="jpeg", transform=tf)
+    for images, labels in sheaf.Loader(ds, batch_size=256, num_workers=8):
+        ...
+
+The user guide is docs/python.md. torch is imported by what needs it only.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ._sheaf import VERSION as __version__
+from .dataset import Dataset
+from .errors import JobError, StateError
+from .onerror import Failure
+from .augment import rng
+from .sample import Sample
+from .slots import is_slot, slot_of
+from .stats import Stats
+
+if TYPE_CHECKING:
+    from .batches import Batch, collate
+    from .loader import Loader
+    from .sampler import SlotSampler
+
+_LAZY = {
+    "Batch": "batches",
+    "collate": "batches",
+    "Loader": "loader",
+    "SlotSampler": "sampler",
+}
+
+__all__ = [
+    "Batch",
+    "Dataset",
+    "Failure",
+    "JobError",
+    "Loader",
+    "Sample",
+    "SlotSampler",
+    "StateError",
+    "Stats",
+    "__version__",
+    "collate",
+    "is_slot",
+    "rng",
+    "slot_of",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'sheaf' has no attribute {name!r}")
+    from importlib import import_module
+
+    value = getattr(import_module(f".{_LAZY[name]}", __name__), name)
+    globals()[name] = value
+    return value

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The extension: libsheaf's objects. Not for direct use."""
+
+from array import array
+from typing import Any, SupportsIndex, Sequence, TypeVar
+
+VERSION: str
+_S = TypeVar("_S", bound="SampleBase")
+
+class Source:
+    """An open version. Calls that wait let other threads run and raise what a
+    signal's handler raises within about 100 ms. OSError as libsheaf says."""
+
+    def __new__(
+        cls,
+        name: str,
+        socket: str | None = ...,
+        timeout_ms: int = ...,
+        uuid: bytes | None = ...,
+        pin_bytes: int = ...,
+    ) -> Any:
+        """Connects and opens. ConnectionRefusedError: no daemon."""
+    def __len__(self) -> int: ...
+    def info(self) -> dict[str, Any]: ...
+    def path(self, ordinal: int, /) -> str: ...
+    def size(self, ordinal: int, /) -> int: ...
+    def lookup(self, path: str, /) -> int: ...
+    def set_labels(self, runs: list[tuple[int, int]], /) -> None: ...
+    def label(self, ordinal: int, /) -> int: ...
+    def prefetch(self, ordinals: Sequence[int], /) -> bool: ...
+    def stats(self) -> dict[str, float]: ...
+    def batch(
+        self,
+        job: Job | None,
+        indices: Sequence[SupportsIndex],
+        cls: type[_S],
+        ids: array[int] | None,
+        /,
+    ) -> tuple[list[Any], list[tuple[int, int, int, int]]] | None:
+        """Samples of slots and literals, of class ``cls``; an OSError in the
+        place of each that failed, and (position, ordinal, epoch, slot) of
+        those. None: there are slots, and no job. ``ids``: uint64, what
+        literals stand for."""
+    def again(
+        self, numbers: array[int], cls: type[_S], /
+    ) -> tuple[list[Any], list[tuple[int, int, int, int]]]:
+        """Samples by (ordinal, epoch, slot), int64 each."""
+
+class Job:
+    """A job that was joined; len() is the slots of an epoch."""
+
+    def __new__(
+        cls,
+        source: Source,
+        name: str,
+        order: int,
+        seed: int = ...,
+        window: int = ...,
+        ahead: int = ...,
+        check: int = ...,
+    ) -> Job: ...
+    def __len__(self) -> int: ...
+
+class SampleBase:
+    """A file's bytes: a read-only buffer, pinned while it lives."""
+
+    @property
+    def id(self) -> int: ...
+    @property
+    def epoch(self) -> int | None: ...
+    @property
+    def slot(self) -> int | None: ...
+    @property
+    def key(self) -> str: ...
+    @property
+    def is_copy(self) -> bool: ...
+    @property
+    def source(self) -> Any: ...
+    def __len__(self) -> int: ...
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+    def release(self) -> None:
+        """Gives the pin back; without effect once a buffer was taken."""
+    def __dlpack__(
+        self,
+        *,
+        stream: Any = ...,
+        max_version: tuple[int, int] | None = ...,
+        dl_device: Any = ...,
+        copy: bool | None = ...,
+    ) -> Any: ...
+    def __dlpack_device__(self) -> tuple[int, int]: ...

@@ -1,0 +1,389 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A dataset of the cache as torch wants it."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+import zlib
+from typing import Any, Callable, Sequence, SupportsIndex
+
+from . import _sheaf, jobs
+from .decode import decoder_of
+from .labels import classes_of, label_of
+from .onerror import Failure, Policy
+from .augment import enter, key_of, leave, seeded
+from .sample import Sample
+from .source import Source, Spec, source_of
+from .stats import Stats
+
+ORDERS = {"shared": 0, "window": 1, "strict": 2}
+
+_lock = threading.RLock()
+
+
+_datasets: "weakref.WeakSet[Dataset]" = weakref.WeakSet()
+
+
+def _before_fork() -> None:
+    # Workers cannot ask the process group what run they are of.
+    for dataset in list(_datasets):
+        dataset._settle_name()
+
+
+def _after_fork() -> None:
+    global _lock
+    _lock = threading.RLock()
+
+
+os.register_at_fork(before=_before_fork, after_in_child=_after_fork)
+
+
+class Dataset:
+    """The files of a dataset, map-style and picklable.
+
+    ``ds[i]`` with a plain int is that very file; with a slot of a SlotSampler
+    it is the sample that the daemon binds to the slot, each once an epoch.
+    What it gives depends on the arguments:
+
+    - neither ``decode`` nor ``transform``: a :class:`Sample`
+    - ``transform`` alone: ``transform(sample)``
+    - ``decode``: ``(x, label)``, ``x`` being what the decoder gives, and
+      ``transform`` of it where there is one
+
+    Args:
+        name: ``NAME`` or ``~OWNER/NAME``.
+        decode: ``"bytes"``; ``"pil"`` (RGB image, as ImageFolder loads it);
+            ``"jpeg"``, ``"png"`` or ``"image"`` (all the same: whatever PIL
+            reads, as uint8 tensor of shape (3, height, width), RGB); or a
+            function of a Sample.
+        transform: function of what was decoded.
+        job: the run's name, the same in all its processes and in no other
+            run. Default: a new one for a single process, the launcher's for
+            several (``sheaf.jobs``).
+        order: ``"shared"`` (the daemon's choice, shares fetches between jobs),
+            ``"window"`` or ``"strict"`` (by seed and epoch alone).
+        window: slots; default: the larger of 1 % of the samples and 2048.
+        seed: of order and augmentation.
+        on_error: for a sample that cannot be read or decoded: ``"raise"``,
+            ``"replace"`` (repeat one that was served already; counted) or a
+            function of a ``Failure``, which raises or returns what ``ds[i]``
+            is to give.
+        timeout: seconds within which each call ends.
+        socket: of the daemon; default: ``$SHEAF_SOCKET`` or the usual places.
+
+    Nothing is opened before it is needed, and pickles carry names only: each
+    process opens what it reads. All threads may use one Dataset. Errors are
+    ``OSError`` with errno, cause and remedy; ``filename`` is the key.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        decode: str | Callable[[Sample], Any] | None = None,
+        transform: Callable[[Any], Any] | None = None,
+        job: str | None = None,
+        order: str = "shared",
+        window: int | None = None,
+        seed: int = 0,
+        on_error: str | Callable[[Failure], Any] = "raise",
+        on_daemon_loss: str = "wait",
+        timeout: float = 60,
+        socket: str | None = None,
+        pin_bytes: int = 0,
+    ) -> None:
+        if order not in ORDERS:
+            raise ValueError(f"order={order!r}: one of {', '.join(ORDERS)}")
+        if on_daemon_loss != "wait":
+            raise ValueError("on_daemon_loss: 'wait'")
+        if job is not None and not 0 < len(job.encode()) <= 128:
+            raise ValueError("job: 1 to 128 bytes")
+        if timeout <= 0:
+            raise ValueError("timeout: seconds, more than 0")
+        if not 0 <= seed < 1 << 64:
+            raise ValueError("seed: 0 to 2**64 - 1")
+        self.decode = decode
+        self.transform = transform
+        self.order = order
+        self.window = window
+        self.seed = seed
+        self._decoder = decoder_of(decode)
+        self._policy = Policy(on_error)
+        self._spec = Spec(name, socket, float(timeout), None, pin_bytes)
+        self._job_name = job
+        self._own_name = jobs.own_name()  # where one process is the run
+        self._alone = False  # slots were served under that
+        self._source: Source | None = None
+        self._before: dict[str, float] = {}  # counters when it was opened
+        self._job: _sheaf.Job | None = None
+        self.next_epoch = 0  # that no sampler of this Dataset has begun
+        _datasets.add(self)
+
+    # ---- opening ----
+
+    def _open(self) -> Source:
+        source = self._source
+        if source is None:
+            source = source_of(self._spec)
+            self._spec = source.spec
+            self._before = source.stats()
+            self._source = source
+        return source
+
+    def job_name(self, world: int = 0) -> str:
+        """The run's name. ``world``: processes of the run, where the caller
+        knows; else torch or the launcher tell. JobError: several, and nothing
+        names the run, or slots were served before there were several."""
+        with _lock:
+            size = world or jobs.world()[1]
+            if self._job_name is not None:
+                return self._job_name
+            if size == 1:
+                return self._own_name
+            if self._alone:
+                raise jobs.JobError(
+                    "this Dataset served slots before its process became one "
+                    f"of {size}: start the process group first, or give "
+                    "job=NAME"
+                )
+            self._job_name = jobs.shared_name(size)
+            return self._job_name
+
+    def join(self, job: str) -> None:
+        """Goes on as a part of a run that was begun before, unless ``job`` was
+        given to this Dataset."""
+        with _lock:
+            if self._job_name is None and not self._alone:
+                self._job_name = job
+
+    def _settle_name(self) -> None:
+        """For processes that are made from this one."""
+        try:
+            self.job_name()
+        except jobs.JobError:
+            pass  # who asks for a slot hears of it
+
+    def _window(self) -> int:
+        if self.order != "window":
+            return 0
+        return self.window or max(len(self) // 100, min(len(self), 2048), 1)
+
+    def check(self) -> int:
+        """1 to 255: what slots of this Dataset and job carry."""
+        text = f"{self.order}/{self.seed}/{self.job_name()}".encode()
+        return zlib.crc32(text + (self.uuid or b"")) % 255 + 1
+
+    def _open_job(self) -> _sheaf.Job:
+        source = self._open()
+        with _lock:
+            if self._job is None:
+                self._alone = self.job_name() == self._own_name
+                self._job = _sheaf.Job(
+                    source,
+                    self.job_name(),
+                    order=ORDERS[self.order],
+                    seed=self.seed if self.order != "shared" else 0,
+                    window=self._window(),
+                    check=self.check(),
+                )
+            return self._job
+
+    def __getstate__(self) -> dict[str, Any]:
+        self._settle_name()
+        state = self.__dict__.copy()
+        state["_source"] = state["_job"] = None
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        _datasets.add(self)
+
+    # ---- what it is ----
+
+    def __len__(self) -> int:
+        return len(self._open())
+
+    @property
+    def name(self) -> str:
+        """As it was given."""
+        return self._spec.name
+
+    @property
+    def uuid(self) -> bytes:
+        """Of the version that is open, 16 bytes."""
+        uuid = self._open().spec.uuid
+        assert uuid is not None
+        return uuid
+
+    @property
+    def classes(self) -> list[str]:
+        """Names of the top-level folders with files, sorted: label i is
+        ``classes[i]``."""
+        return classes_of(self._open())
+
+    @property
+    def class_to_idx(self) -> dict[str, int]:
+        """Label by name of the class."""
+        return {name: i for i, name in enumerate(self.classes)}
+
+    def label(self, sample: SupportsIndex) -> int:
+        """Label of the file with this id, without reading it; -1: in the
+        root."""
+        return label_of(self._open(), sample.__index__())
+
+    def key(self, sample: SupportsIndex) -> str:
+        """Path of the file with this id, below the dataset's root."""
+        return self._open().path(sample.__index__())
+
+    def id_of(self, key: str) -> int:
+        """Id of the file at ``key``. FileNotFoundError."""
+        return self._open().lookup(key)
+
+    @property
+    def files(self) -> "Files":
+        """Keys by id: a sequence that looks each up when it is asked for."""
+        return Files(self)
+
+    # ---- samples ----
+
+    def get(self, id: SupportsIndex | str) -> Sample:
+        """The Sample with an id or a key, whatever ``decode`` says. OSError
+        whatever ``on_error`` says."""
+        number = self.id_of(id) if isinstance(id, str) else id
+        samples, _ = self._fetch([number])
+        if isinstance(samples[0], Exception):
+            raise samples[0]
+        return samples[0]
+
+    def __getitem__(self, index: SupportsIndex) -> Any:
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[SupportsIndex]) -> list[Any]:
+        """One batch: one round trip binds its slots, one more fetches what is
+        not in memory. IndexError: no such sample or slot; TypeError: an index
+        is no integer; OSError."""
+        samples, failed = self._fetch(indices)
+        plain = self._decoder is None and self.transform is None
+        if plain and not failed:
+            return samples
+        if plain:
+            return self._prepare(samples, failed)
+        first = next(
+            (s for s in samples if isinstance(s, Sample)), None
+        )
+        if first is None:
+            return self._prepare(samples, failed)
+        epoch, number = first.epoch, first.slot
+        if epoch is None or number is None:
+            epoch, number = -1, first.id
+        with seeded(key_of(self.seed, epoch, number)):
+            return self._prepare(samples, failed)
+
+    def _fetch(
+        self, indices: Sequence[SupportsIndex]
+    ) -> tuple[list[Any], list[tuple[int, int, int, int]]]:
+        source = self._source or self._open()
+        answer = source.batch(self._job, indices, Sample, None)
+        if answer is None:
+            answer = source.batch(self._open_job(), indices, Sample, None)
+            assert answer is not None
+        return answer
+
+    def _prepare(
+        self,
+        samples: list[Any],
+        failed: list[tuple[int, int, int, int]],
+    ) -> list[Any]:
+        lost = {position: rest for position, *rest in failed}
+        items = list(samples)
+        try:
+            for i, sample in enumerate(samples):
+                if i in lost:
+                    id, epoch, slot = lost[i]
+                    items[i] = self._instead(
+                        self._failure(sample, id, epoch, slot), samples, i
+                    )
+                else:
+                    items[i] = self._item(sample, samples, i)
+        finally:
+            leave()
+        return items
+
+    def _item(self, sample: Sample, batch: list[Any], position: int) -> Any:
+        enter(self.seed, sample.epoch, sample.id)
+        item: Any = sample
+        if self._decoder is not None:
+            try:
+                item = self._decoder(sample)
+            except Exception as error:
+                error.add_note(f"sheaf: decoding {sample.key} of {self.name}")
+                return self._instead(
+                    self._failure(error, sample.id, sample.epoch, sample.slot),
+                    batch,
+                    position,
+                )
+        self._policy.good(sample.id)
+        if self.transform is not None:
+            item = self.transform(item)
+        return item if self._decoder is None else (item, sample.label)
+
+    def _failure(
+        self, error: Exception, id: int, epoch: int | None, slot: int | None
+    ) -> Failure:
+        bound = slot is not None and slot >= 0
+        return Failure(
+            error,
+            id,
+            self.key(id),
+            epoch if bound else None,
+            slot if bound else None,
+        )
+
+    def _instead(self, failure: Failure, batch: list[Any], at: int) -> Any:
+        self._policy.failed(failure)
+        if callable(self._policy.on_error):
+            return self._policy.on_error(failure)
+        other = self._policy.substitute(failure, batch, at)
+        if other is None:
+            raise failure.error
+        return self._item(self.get(other), batch, at)
+
+    # ---- figures ----
+
+    def stats(self) -> Stats:
+        """Counters of this process since the Dataset was opened in it; those
+        of one version in one process count together.
+
+        ``samples`` handed out, ``copied_samples`` of them private copies;
+        ``hits`` and ``misses`` (pieces of up to 4 MiB that were, or were not,
+        in memory), ``hit_bytes``; ``miss_wait_s`` spent waiting for misses;
+        ``replaced`` samples; ``pinned_bytes`` held and ``grant_bytes`` the
+        most that may be; ``reconnects`` to the daemon.
+        """
+        stats = Stats(self._open().stats())
+        for name in stats.keys() - {"pinned_bytes", "grant_bytes"}:
+            stats[name] -= self._before[name]
+        stats["replaced"] = self._policy.replaced
+        stats["quarantined"] = len(self._policy.quarantined)
+        return stats
+
+    def __repr__(self) -> str:
+        return f"<sheaf.Dataset {self.name!r} order={self.order}>"
+
+
+class Files(Sequence[str]):
+    """Keys of a Dataset by id."""
+
+    def __init__(self, dataset: Dataset) -> None:
+        self._dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        number = index.__index__()
+        return self._dataset.key(number + len(self) if number < 0 else number)

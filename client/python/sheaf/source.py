@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Open datasets of this process, one for each version that is in use.
+
+A *spec* says what opens it again. It is all that a pickle carries, so no
+socket, thread or pin ever crosses to another process.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from array import array
+from typing import NamedTuple
+
+from . import _sheaf
+
+
+class Spec(NamedTuple):
+    """What opens a dataset: ``timeout`` in seconds bounds each call, ``uuid``
+    names the version (None: the newest), ``pin_bytes`` is what may be held
+    at once (0: the daemon's default)."""
+
+    name: str
+    socket: str | None
+    timeout: float
+    uuid: bytes | None
+    pin_bytes: int
+
+
+class Source(_sheaf.Source):
+    """An open version. ``classes`` is None until somebody asks for labels."""
+
+    __slots__ = ("spec", "classes", "__weakref__")
+    spec: Spec
+    classes: list[str] | None
+
+
+_lock = threading.Lock()
+_sources: "weakref.WeakValueDictionary[Spec, Source]" = (
+    weakref.WeakValueDictionary()
+)
+
+
+def _after_fork() -> None:
+    # Another thread may have held it, and does not exist here.
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def _open(spec: Spec) -> Source:
+    # A version that was open somewhere has a daemon, which may just be
+    # starting again; only the first connection of all fails at once.
+    end = time.monotonic() + spec.timeout
+    while True:
+        try:
+            source = Source(
+                spec.name,
+                socket=spec.socket,
+                timeout_ms=max(1, int(spec.timeout * 1000)),
+                uuid=spec.uuid,
+                pin_bytes=spec.pin_bytes,
+            )
+            break
+        except ConnectionRefusedError:
+            if spec.uuid is None or time.monotonic() > end:
+                raise
+        time.sleep(0.05)
+    source.spec = spec._replace(uuid=source.info()["uuid"])
+    source.classes = None
+    return source
+
+
+def source_of(spec: Spec) -> Source:
+    """The open version, opened if need be. OSError as libsheaf reports it."""
+    with _lock:
+        source = _sources.get(spec) if spec.uuid else None
+        if source is None:
+            source = _open(spec)
+            source = _sources.setdefault(source.spec, source)
+        return source
+
+
+def samples_again(spec: Spec, numbers: "array[int]", cls: type) -> list[object]:
+    """Samples that another process had: ``numbers`` are (id, epoch, slot)
+    of each, -1 for None. Raises the first failure."""
+    samples, failed = source_of(spec).again(numbers, cls)
+    if failed:
+        raise samples[failed[0][0]]
+    return samples
