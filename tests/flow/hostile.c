@@ -26,6 +26,7 @@ static struct progress {
         atomic_ulong files; /* read and checked */
         atomic_ulong asks, ask_us, ask_us_max;
         atomic_bool stop;
+        atomic_uint away; /* odd while the test has no daemon */
 } * progress;
 
 static pid_t reader;
@@ -111,9 +112,17 @@ void hostile_end_as(const char *test, const char *suffix)
 
 /* ---- the honest reader ---- */
 
-/* Asks the daemon something in a session of its own. */
+void hostile_daemon_away(bool away)
+{
+        cr_assert_neq(atomic_load(&progress->away) % 2, away);
+        atomic_fetch_add(&progress->away, 1);
+}
+
+/* Asks the daemon something in a session of its own, which where nobody
+ * listens is refused at once; the session that reads waits. */
 static int ask(void)
 {
+        unsigned int away = atomic_load(&progress->away);
         struct sheaf_session_options options = { .deadline_ms = 20000 };
         struct sheaf_session *session = NULL;
         double start = flow_now();
@@ -125,7 +134,8 @@ static int ask(void)
         if (session)
                 sheaf_session_free(session);
         us = (unsigned long)((flow_now() - start) * 1e6);
-
+        if (rc && (away % 2 || away != atomic_load(&progress->away)))
+                return 0;
         atomic_fetch_add(&progress->asks, 1);
         atomic_fetch_add(&progress->ask_us, us);
         if (us > atomic_load(&progress->ask_us_max))

@@ -155,8 +155,10 @@ Test(intruders, a_path_that_leads_elsewhere)
         close(fd);
         close(p.sock);
         flow_ok("sheaf warmup --evict data");
+        hostile_daemon_away(true);
         flow_stop();
         flow_start();
+        hostile_daemon_away(false);
         for (size_t i = 0; i < SHEAF_ARRAY_LEN(paths); i++)
                 cr_expect_neq(flow_run("sheaf warmup claim%zu", i), 0, "%s: %s",
                         paths[i], flow.last.out);
