@@ -14,6 +14,7 @@
 #include "daemon/grant_socket.h"
 #include "daemon/log.h"
 
+#include <fcntl.h>
 #include <limits.h>
 #include <openssl/rand.h>
 #include <stdio.h>
@@ -24,7 +25,9 @@
 
 /* Who waits for a new grant. */
 struct making {
+        struct sheaf_store_change change; /* first */
         LIST_ENTRY(making) link;
+        int dir_fd;
         struct sheaf_grants *grants;
         struct sheaf_grant *grant; /* not yet in the list of grants */
         void (*done)(void *arg, struct sheaf_grant *grant, int rc);
@@ -35,6 +38,7 @@ struct sheaf_grants {
         struct sheaf_daemon *daemon;
         LIST_HEAD(, sheaf_grant) list;
         LIST_HEAD(, making) makings;
+        bool stopping;
         uv_timer_t retry;
 };
 
@@ -208,6 +212,7 @@ int sheaf_grants_new(
         grants->daemon = daemon;
         uv_timer_init(daemon->loop, &grants->retry);
         grants->retry.data = grants;
+        sheaf_store_reserve(daemon->store, "grant");
         sheaf_registry_set_grant_check(daemon->registry, may_read, grants);
         rc = sheaf_store_each(daemon->store, "grant/", load, grants);
         if (rc) {
@@ -235,9 +240,13 @@ void sheaf_grants_free(struct sheaf_grants *grants)
         if (!grants)
                 return;
         sheaf_registry_set_grant_check(grants->daemon->registry, NULL, NULL);
+        /* Records that are under way; none of them is answered any more. */
+        grants->stopping = true;
+        sheaf_store_settle(grants->daemon->store);
         while ((making = LIST_FIRST(&grants->makings))) {
                 LIST_REMOVE(making, link);
                 grant_free(making->grant);
+                sheaf_close_p(&making->dir_fd);
                 free(making);
         }
         while ((grant = LIST_FIRST(&grants->list))) {
@@ -295,19 +304,6 @@ static SheafRecord__Grant *record_new(const struct sheaf_grant_wish *wish)
         return record;
 }
 
-static int grant_save(struct sheaf_grants *grants, struct sheaf_grant *grant)
-{
-        size_t len = sheaf_record__grant__get_packed_size(grant->record);
-        sheaf_autofree uint8_t *data = malloc(len);
-        char key[64];
-
-        if (!data)
-                return -ENOMEM;
-        sheaf_record__grant__pack(grant->record, data);
-        grant_key(grant, key);
-        return sheaf_store_put(grants->daemon->store, key, data, len);
-}
-
 static bool too_many(const struct sheaf_grants *grants, uid_t uid)
 {
         const struct sheaf_grant *grant;
@@ -321,14 +317,104 @@ static bool too_many(const struct sheaf_grants *grants, uid_t uid)
         return count >= SHEAF_GRANTS_USER_MAX;
 }
 
+/* ---- records ---- */
+
+/* A grant's record goes; who waits for that, if anybody. */
+struct ending {
+        struct sheaf_store_change change; /* first */
+        struct sheaf_grants *grants;
+        void (*done)(void *arg, int rc);
+        void *arg;
+        uint64_t serial;
+};
+
+static struct sheaf_grant *by_serial(
+        struct sheaf_grants *grants, uint64_t serial)
+{
+        struct sheaf_grant *grant;
+
+        LIST_FOREACH (grant, &grants->list, link)
+                if (grant->record->serial == serial)
+                        break;
+        return grant;
+}
+
+static int ending_begin(struct sheaf_store_change *change)
+{
+        struct ending *ending = (struct ending *)change;
+
+        /* Another one was before us. */
+        return ending->done && !by_serial(ending->grants, ending->serial)
+                       ? SHEAF_CHANGE_NONE
+                       : 0;
+}
+
+static void take_away(struct sheaf_grants *grants, struct sheaf_grant *grant)
+{
+        LIST_REMOVE(grant, link);
+        if (grant->listener) {
+                sheaf_server_unlisten(grants->daemon->server, grant->listener);
+                sheaf_grant_socket_remove(grants->daemon->loop, grant->record,
+                        grant->socket_dev, grant->socket_ino);
+        }
+        sheaf_server_drop_grant(grants->daemon->server, grant->record->serial);
+        grant_free(grant);
+}
+
+static void ended(struct sheaf_store_change *change, int rc)
+{
+        struct ending *ending = (struct ending *)change;
+        struct sheaf_grant *grant = by_serial(ending->grants, ending->serial);
+
+        if (rc == -ENOENT)
+                rc = 0;
+        if (rc && !ending->done)
+                sheaf_log_rc(rc, SHEAF_LOG_WARN, "grant record stays", "key=%s",
+                        change->key);
+        if (!rc && grant && !ending->grants->stopping)
+                take_away(ending->grants, grant);
+        if (ending->done)
+                ending->done(ending->arg, rc);
+        free(ending);
+}
+
+static int record_end(struct sheaf_grants *grants,
+        const struct sheaf_grant *grant, void (*done)(void *arg, int rc),
+        void *arg)
+{
+        struct ending *ending = sheaf_new(struct ending, 1);
+
+        if (!ending)
+                return -ENOMEM;
+        ending->grants = grants;
+        ending->done = done;
+        ending->arg = arg;
+        ending->serial = grant->record->serial;
+        ending->change.begin = ending_begin;
+        ending->change.done = ended;
+        grant_key(grant, ending->change.key);
+        sheaf_store_change(grants->daemon->store, &ending->change);
+        return 0;
+}
+
+/* Of one that is not served: nobody waits. */
 static void unrecord(struct sheaf_grants *grants, struct sheaf_grant *grant)
 {
-        char key[64];
-
-        grant_key(grant, key);
-        if (sheaf_store_del(grants->daemon->store, key))
+        if (record_end(grants, grant, NULL, NULL))
                 sheaf_log(SHEAF_LOG_WARN, "grant record stays", "id=%s",
                         grant->record->id);
+}
+
+/* Tells who waits, and frees what there is none of. */
+static void making_end(struct making *making, struct sheaf_grant *grant, int rc)
+{
+        LIST_REMOVE(making, link);
+        if (!grant)
+                grant_free(making->grant);
+        sheaf_close_p(&making->dir_fd);
+        if (making->done)
+                making->done(making->arg, grant, rc);
+        free(making);
 }
 
 /* The socket of a new grant. */
@@ -341,44 +427,77 @@ static void made_socket(void *arg, uint64_t serial, int rc,
         int sock = made->sock;
 
         (void)serial;
-        LIST_REMOVE(making, link);
         if (!rc)
                 rc = serve(grants, grant, made);
         if (rc) {
                 sheaf_close_p(&sock);
                 unrecord(grants, grant);
-                grant_free(grant);
-                grant = NULL;
+                making_end(making, NULL, rc);
         } else {
                 LIST_INSERT_HEAD(&grants->list, grant, link);
+                making_end(making, grant, 0);
         }
-        if (making->done)
-                making->done(making->arg, grant, rc);
-        free(making);
         open_sockets(grants);
 }
 
-int sheaf_grants_make(
-        struct sheaf_grants *grants, const struct sheaf_grant_wish *wish)
+static int making_begin(struct sheaf_store_change *change)
 {
-        struct sheaf_daemon *d = grants->daemon;
-        struct sheaf_grant *grant;
-        struct making *making;
+        SheafRecord__Grant *record = ((struct making *)change)->grant->record;
+        char key[64];
         int rc;
 
-        if (too_many(grants, wish->owner->uid))
-                return -EMFILE;
-        grant = sheaf_new(struct sheaf_grant, 1);
-        making = sheaf_new(struct making, 1);
+        grant_key(((struct making *)change)->grant, key);
+        rc = sheaf_store_change_value(
+                change, key, sheaf_record__grant__get_packed_size(record));
+        if (!rc)
+                sheaf_record__grant__pack(record, change->value);
+        return rc;
+}
+
+/* Its record is durable: now its socket. */
+static void making_recorded(struct sheaf_store_change *change, int rc)
+{
+        struct making *making = (struct making *)change;
+        struct sheaf_grants *grants = making->grants;
+        struct sheaf_daemon *d = grants->daemon;
+
+        if (!rc && grants->stopping)
+                rc = -ECANCELED;
+        if (rc) {
+                making_end(making, NULL, rc);
+                return;
+        }
+        rc = sheaf_grant_socket_open(d->loop, making->grant->record,
+                making->dir_fd, d->config->deadline_ms, made_socket, making);
+        sheaf_close_p(&making->dir_fd);
+        if (!rc)
+                return;
+        unrecord(grants, making->grant);
+        making_end(making, NULL, rc);
+}
+
+static int making_new(struct sheaf_grants *grants,
+        const struct sheaf_grant_wish *wish, struct making **ret_making)
+{
+        struct making *making = sheaf_new(struct making, 1);
+        struct sheaf_grant *grant = sheaf_new(struct sheaf_grant, 1);
+        int rc;
+
+        if (making)
+                making->dir_fd = -1;
         if (grant)
                 grant->record = record_new(wish);
         rc = making && grant && grant->record ? name_socket(grant) : -ENOMEM;
+        if (!rc) {
+                making->dir_fd = fcntl(wish->dir_fd, F_DUPFD_CLOEXEC, 0);
+                rc = making->dir_fd < 0 ? -errno : 0;
+        }
         if (!rc)
                 rc = sheaf_store_next(
-                        d->store, "grant", &grant->record->serial);
-        if (!rc)
-                rc = grant_save(grants, grant);
+                        grants->daemon->store, "grant", &grant->record->serial);
         if (rc) {
+                if (making)
+                        sheaf_close_p(&making->dir_fd);
                 if (grant)
                         grant_free(grant);
                 free(making);
@@ -388,15 +507,25 @@ int sheaf_grants_make(
         making->grant = grant;
         making->done = wish->done;
         making->arg = wish->arg;
-        rc = sheaf_grant_socket_open(d->loop, grant->record, wish->dir_fd,
-                d->config->deadline_ms, made_socket, making);
-        if (rc) {
-                unrecord(grants, grant);
-                grant_free(grant);
-                free(making);
+        making->change.begin = making_begin;
+        making->change.done = making_recorded;
+        *ret_making = making;
+        return 0;
+}
+
+int sheaf_grants_make(
+        struct sheaf_grants *grants, const struct sheaf_grant_wish *wish)
+{
+        struct making *making;
+        int rc;
+
+        if (too_many(grants, wish->owner->uid))
+                return -EMFILE;
+        rc = making_new(grants, wish, &making);
+        if (rc)
                 return rc;
-        }
         LIST_INSERT_HEAD(&grants->makings, making, link);
+        sheaf_store_change(grants->daemon->store, &making->change);
         return 0;
 }
 
@@ -409,22 +538,8 @@ void sheaf_grants_forget(struct sheaf_grants *grants, void *arg)
                         making->done = NULL;
 }
 
-int sheaf_grants_revoke(struct sheaf_grants *grants, struct sheaf_grant *grant)
+int sheaf_grants_revoke(struct sheaf_grants *grants, struct sheaf_grant *grant,
+        void (*done)(void *arg, int rc), void *arg)
 {
-        char key[64];
-        int rc;
-
-        grant_key(grant, key);
-        rc = sheaf_store_del(grants->daemon->store, key);
-        if (rc)
-                return rc;
-        LIST_REMOVE(grant, link);
-        if (grant->listener) {
-                sheaf_server_unlisten(grants->daemon->server, grant->listener);
-                sheaf_grant_socket_remove(grants->daemon->loop, grant->record,
-                        grant->socket_dev, grant->socket_ino);
-        }
-        sheaf_server_drop_grant(grants->daemon->server, grant->record->serial);
-        grant_free(grant);
-        return 0;
+        return record_end(grants, grant, done, arg);
 }

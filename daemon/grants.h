@@ -43,15 +43,17 @@ struct sheaf_grant_wish {
         void *arg;
 };
 
-/* Makes a grant and its socket; on success @done comes later, once, with the
- * grant or why there is none. -EACCES: not a directory of the owner;
- * -ESTALE: the path leads elsewhere; -EMFILE: too many grants. */
+/* Makes a grant and its socket; on success @done comes once, with the grant
+ * or why there is none, perhaps before this returns. -EACCES: not a directory
+ * of the owner; -ESTALE: the path leads elsewhere; -EMFILE: too many grants. */
 SHEAF_MUST_CHECK int sheaf_grants_make(
         struct sheaf_grants *grants, const struct sheaf_grant_wish *wish);
 /* Nobody waits for @arg any more; the grant is made all the same. */
 void sheaf_grants_forget(struct sheaf_grants *grants, void *arg);
-/* Ends a grant, its socket and its connections. */
-SHEAF_MUST_CHECK int sheaf_grants_revoke(
-        struct sheaf_grants *grants, struct sheaf_grant *grant);
+/* Ends a grant: when its record is gone, its socket and its connections go,
+ * and @done is told, perhaps before this returns. With an error, told by
+ * either, it stays. */
+SHEAF_MUST_CHECK int sheaf_grants_revoke(struct sheaf_grants *grants,
+        struct sheaf_grant *grant, void (*done)(void *arg, int rc), void *arg);
 
 #endif

@@ -14,29 +14,21 @@
 
 #include <stdio.h>
 
-#define KEY_CAP   64
 #define NAME_MAX_ 200
 #define SWEEP_MS  1000
 
 /* ---- records ---- */
 
-static void record_key(const struct sheaf_reg_dataset *ds, char key[KEY_CAP])
-{
-        snprintf(key, KEY_CAP, "dataset/%016llx",
-                (unsigned long long)ds->record->id);
-}
-
 int sheaf_registry_save(struct sheaf_reg_dataset *dataset)
 {
-        size_t len = sheaf_record__dataset__get_packed_size(dataset->record);
-        sheaf_autofree uint8_t *data = malloc(len);
-        char key[KEY_CAP];
+        struct sheaf_store_change packed = { 0 };
+        int rc = sheaf_registry_pack(dataset, &packed);
 
-        if (!data)
-                return -ENOMEM;
-        sheaf_record__dataset__pack(dataset->record, data);
-        record_key(dataset, key);
-        return sheaf_store_put(dataset->registry->store, key, data, len);
+        if (!rc)
+                rc = sheaf_store_put(dataset->registry->store, packed.key,
+                        packed.value, packed.len_bytes);
+        free(packed.value);
+        return rc;
 }
 
 /* Bytes that are used as text get a NUL behind them, which decoding does not
@@ -73,7 +65,7 @@ static bool name_valid(const char *name);
  * damage, and would lead somewhere else. */
 static bool record_good(const char *key, const SheafRecord__Dataset *record)
 {
-        char own[KEY_CAP];
+        char own[SHEAF_REG_KEY_BYTES];
 
         snprintf(own, sizeof(own), "dataset/%016llx",
                 (unsigned long long)record->id);
@@ -169,7 +161,7 @@ static bool is_dataset(void *arg, uint64_t group)
 
 static void sweep_cb(uv_timer_t *timer)
 {
-        sheaf_registry_sweep(timer->data, false);
+        sheaf_registry_sweep(timer->data);
 }
 
 int sheaf_registry_new(const struct sheaf_registry_config *config,
@@ -201,6 +193,8 @@ int sheaf_registry_new(const struct sheaf_registry_config *config,
                 sheaf_registry_free(registry);
                 return rc;
         }
+        sheaf_store_reserve(registry->store, "dataset");
+        sheaf_store_reserve(registry->store, "serial");
         sheaf_registry_age(registry);
         sheaf_version_sweep(registry->store, is_known, registry);
         sheaf_store_group_sweep(registry->store, is_dataset, registry);
@@ -233,10 +227,10 @@ void sheaf_registry_free(struct sheaf_registry *registry)
                 bool busy = false;
 
                 TAILQ_FOREACH (ds, &registry->datasets, link)
-                        busy |= ds->busy || ds->listing ||
+                        busy |= ds->busy || ds->listing || ds->changes ||
                                 !sheaf_registry_evacuate(ds);
                 TAILQ_FOREACH (ds, &registry->leaving, link)
-                        busy |= ds->busy || ds->listing ||
+                        busy |= ds->busy || ds->listing || ds->changes ||
                                 !sheaf_registry_evacuate(ds);
                 if (!busy)
                         break;
@@ -492,26 +486,15 @@ int sheaf_registry_create(struct sheaf_registry *registry,
         return 0;
 }
 
-int sheaf_registry_remove(struct sheaf_reg_dataset *dataset)
+void sheaf_registry_forget(struct sheaf_reg_dataset *dataset)
 {
         struct sheaf_registry *registry = dataset->registry;
-        char key[KEY_CAP];
-        int rc;
 
-        if (dataset->removed)
-                return 0;
-        record_key(dataset, key);
-        rc = sheaf_store_del(registry->store, key);
-        if (rc && rc != -ENOENT)
-                return sheaf_log_rc(rc, SHEAF_LOG_ERROR,
-                        "dataset record not removed", "name=%s",
-                        dataset->record->name);
         dataset->removed = true;
         TAILQ_REMOVE(&registry->datasets, dataset, link);
         TAILQ_INSERT_TAIL(&registry->leaving, dataset, link);
         sheaf_registry_detach(dataset);
         /* Lodgings go in the sweep, when no handle uses them any more. */
-        return 0;
 }
 
 void sheaf_registry_free_dataset(struct sheaf_reg_dataset *ds)
@@ -529,31 +512,14 @@ void sheaf_registry_free_dataset(struct sheaf_reg_dataset *ds)
         free(ds);
 }
 
-int sheaf_registry_share(
-        struct sheaf_reg_dataset *dataset, enum sheaf_share kind, gid_t gid)
+int sheaf_registry_vacant(struct sheaf_reg_dataset *dataset)
 {
-        SheafRecord__Dataset *record = dataset->record;
-        uint32_t kind_was = record->share_kind, gid_was = record->share_gid;
-        int rc;
+        struct sheaf_reg_version *v;
 
-        if (record->share_kind == kind && record->share_gid == gid)
-                return 0;
-        for (struct sheaf_reg_version *v = TAILQ_FIRST(&dataset->versions); v;
-                v = TAILQ_NEXT(v, link))
+        TAILQ_FOREACH (v, &dataset->versions, link)
                 if (v->handles)
                         return -EBUSY;
-        if (!sheaf_registry_evacuate(dataset))
-                return -EBUSY;
-        record->share_kind = kind;
-        record->share_gid = gid;
-        if (TAILQ_EMPTY(&dataset->versions))
-                return 0;
-        rc = sheaf_registry_save(dataset);
-        if (rc) {
-                record->share_kind = kind_was;
-                record->share_gid = gid_was;
-        }
-        return rc;
+        return sheaf_registry_evacuate(dataset) ? 0 : -EAGAIN;
 }
 
 /* ---- domains ---- */

@@ -67,6 +67,7 @@ struct sheaf_reg_version {
         SheafRecord__Version *record; /* owned */
         struct sheaf_listing_block block;
         enum sheaf_load load;
+        bool retiring; /* its removal waits for its turn */
         TAILQ_HEAD(, sheaf_opening) openings;
         LIST_HEAD(, sheaf_lodging) lodgings;
         uint32_t handles; /* open by clients and tasks */
@@ -102,8 +103,10 @@ struct sheaf_reg_dataset {
         int64_t retry_ns; /* a detached origin is tried again then */
         bool listing;     /* add or update under way */
         bool removed;
-        uint32_t busy;                  /* tasks that use it */
-        uint32_t handles;               /* open by clients, in all domains */
+        bool moving;      /* to another domain: opened when it is there */
+        uint32_t changes; /* of its record, under way or waiting */
+        uint32_t busy;    /* tasks that use it */
+        uint32_t handles; /* open by clients, in all domains */
         struct sheaf_reg_counts counts; /* without the present reader's */
 };
 
@@ -161,19 +164,48 @@ void sheaf_registry_detach(struct sheaf_reg_dataset *dataset);
 /* Starts the reader if there is none, without a probe: for listing anew. */
 SHEAF_MUST_CHECK int sheaf_registry_origin(
         struct sheaf_reg_dataset *dataset, struct sheaf_origin **ret_origin);
-/* Takes over the listing of a new version: it becomes the newest. Owns
- * @block and @record on success. Durable when it returns. */
-SHEAF_MUST_CHECK int sheaf_registry_publish(struct sheaf_reg_dataset *dataset,
-        SheafRecord__Version *record, struct sheaf_listing_block *block,
-        const struct sheaf_listing_pairs *inherited);
-/* Writes the record of @dataset. */
+
+/* ---- changing ---- */
+
+/* Told once, perhaps before the call returns; with 0 when all is durable.
+ * With an error nothing was changed. */
+typedef void sheaf_registry_done(void *arg, int rc);
+
+/* Takes over the listing of a new version: it becomes the newest. All is the
+ * caller's until @done; then, on success, @record and @block are taken. */
+struct sheaf_publishing {
+        struct sheaf_store_change change; /* private */
+        struct sheaf_reg_version *version;
+        struct sheaf_reg_dataset *dataset;
+        SheafRecord__Version *record;
+        struct sheaf_listing_block *block;
+        const struct sheaf_listing_pairs *inherited;
+        sheaf_registry_done *done;
+        void *arg;
+};
+void sheaf_registry_publish(struct sheaf_publishing *publishing);
+/* Writes the record of @dataset as it is then; @done may be NULL. */
+void sheaf_registry_record(struct sheaf_reg_dataset *dataset,
+        sheaf_registry_done *done, void *arg);
+/* The same at once: at the start, while nobody is served. */
 SHEAF_MUST_CHECK int sheaf_registry_save(struct sheaf_reg_dataset *dataset);
+/* Records the root digest of a version that is held. */
+void sheaf_registry_seal(struct sheaf_reg_version *version,
+        const struct sheaf_digest *root, sheaf_registry_done *done, void *arg);
 /* Forgets the dataset and gives its space back as soon as nothing uses it.
- * -errno, logged, when its record cannot be removed: the dataset stays. */
-int sheaf_registry_remove(struct sheaf_reg_dataset *dataset);
-/* Widens or narrows who may read; moves it to another domain. */
-SHEAF_MUST_CHECK int sheaf_registry_share(
-        struct sheaf_reg_dataset *dataset, enum sheaf_share kind, gid_t gid);
+ * When its record cannot be removed, which is logged, it stays. */
+void sheaf_registry_remove(struct sheaf_reg_dataset *dataset,
+        sheaf_registry_done *done, void *arg);
+/* The same for one that has no version, so that nobody was told of it: at
+ * once; a record that may be there all the same is removed behind. */
+void sheaf_registry_unrecord(struct sheaf_reg_dataset *dataset);
+/* Widens or narrows who may read; moves it to another domain. -EBUSY:
+ * somebody has it open; -EAGAIN: writes to disk still use it, for a moment;
+ * -ESTALE: it was removed. */
+void sheaf_registry_share(struct sheaf_reg_dataset *dataset,
+        enum sheaf_share kind, gid_t gid, sheaf_registry_done *done, void *arg);
+/* Whether it could move now: 0, or as sheaf_registry_share. */
+SHEAF_MUST_CHECK int sheaf_registry_vacant(struct sheaf_reg_dataset *dataset);
 
 /* ---- counts ---- */
 

@@ -2,7 +2,7 @@
 /* What the registry's files share: registry.c (names, records, rights),
  * registry_version.c (listings in memory, cleaning), registry_domain.c
  * (domains, lodgings), registry_counts.c (what was counted) and
- * registry_origin.c (readers). */
+ * registry_origin.c (readers); registry_record.c (what is durable). */
 #ifndef SHEAF_DAEMON_REGISTRY_INTERNAL_H
 #define SHEAF_DAEMON_REGISTRY_INTERNAL_H
 
@@ -35,12 +35,15 @@ struct sheaf_registry {
 struct sheaf_reg_version *sheaf_registry_add_version(
         struct sheaf_reg_dataset *dataset, SheafRecord__Version *record);
 /* Unloads what nobody holds; removes old versions and left datasets. */
-void sheaf_registry_sweep(struct sheaf_registry *registry, bool all);
+void sheaf_registry_sweep(struct sheaf_registry *registry);
 /* Once at start: lets go of versions that nobody held for many starts. */
 void sheaf_registry_age(struct sheaf_registry *registry);
 /* Gives up all lodgings and tenancies of a dataset (it moves to another
  * domain, or goes). False while flights use them: call again. */
 bool sheaf_registry_evacuate(struct sheaf_reg_dataset *dataset);
+
+/* It is in its new domain, or stays: what waited is opened. */
+void sheaf_registry_moved(struct sheaf_reg_dataset *dataset);
 
 /* registry_domain.c */
 /* Gives up the version's lodgings, or those of one tenancy; no flight uses
@@ -53,7 +56,17 @@ void sheaf_registry_end_tenancies(
 /* Frees domains that nobody lives in, and tenancies of revoked grants. */
 void sheaf_registry_sweep_domains(struct sheaf_registry *registry);
 
+/* registry_record.c */
+#define SHEAF_REG_KEY_BYTES 64
+void sheaf_registry_key(
+        const struct sheaf_reg_dataset *dataset, char key[SHEAF_REG_KEY_BYTES]);
+/* Fills @change with the record. */
+SHEAF_MUST_CHECK int sheaf_registry_pack(
+        struct sheaf_reg_dataset *dataset, struct sheaf_store_change *change);
+
 /* registry.c */
+/* Takes the dataset out of what is found; its record is gone. */
+void sheaf_registry_forget(struct sheaf_reg_dataset *dataset);
 /* Whether a dataset of this owner and sharing may be read; no grant's @who. */
 bool sheaf_registry_shared_with(uint32_t owner_uid, uint32_t share_kind,
         uint32_t share_gid, const struct sheaf_principal *who);

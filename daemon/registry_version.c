@@ -22,7 +22,7 @@
  * when none lives that long. */
 #define IDLE_STARTS_MAX 64
 
-struct sheaf_reg_version *sheaf_registry_add_version(
+static struct sheaf_reg_version *version_new(
         struct sheaf_reg_dataset *dataset, SheafRecord__Version *record)
 {
         struct sheaf_reg_version *v = sheaf_new(struct sheaf_reg_version, 1);
@@ -38,7 +38,16 @@ struct sheaf_reg_version *sheaf_registry_add_version(
         sheaf_fetch_version_init(&v->fetch);
         TAILQ_INIT(&v->openings);
         LIST_INIT(&v->lodgings);
-        TAILQ_INSERT_TAIL(&dataset->versions, v, link);
+        return v;
+}
+
+struct sheaf_reg_version *sheaf_registry_add_version(
+        struct sheaf_reg_dataset *dataset, SheafRecord__Version *record)
+{
+        struct sheaf_reg_version *v = version_new(dataset, record);
+
+        if (v)
+                TAILQ_INSERT_TAIL(&dataset->versions, v, link);
         return v;
 }
 
@@ -134,7 +143,7 @@ static int load_start(struct sheaf_reg_version *v)
         memcpy(load->digest.bytes, v->record->listing_digest.data,
                 SHEAF_MIN(v->record->listing_digest.len,
                         sizeof(load->digest.bytes)));
-        rc = sheaf_version_dir(registry->store, v->record->uuid.data,
+        rc = sheaf_version_path(registry->store, v->record->uuid.data,
                 load->path, sizeof(load->path) - 16);
         if (!rc) {
                 len = strlen(load->path);
@@ -159,7 +168,7 @@ static void end_idle_starts(struct sheaf_reg_version *v)
 
         v->record->idle_starts = 0;
         if (many)
-                (void)!sheaf_registry_save(v->dataset);
+                sheaf_registry_record(v->dataset, NULL, NULL);
 }
 
 void sheaf_registry_open(struct sheaf_opening *opening)
@@ -168,6 +177,11 @@ void sheaf_registry_open(struct sheaf_opening *opening)
         int rc;
 
         opening->pending = false;
+        if (v->dataset->moving) {
+                opening->pending = true;
+                TAILQ_INSERT_TAIL(&v->openings, opening, link);
+                return;
+        }
         end_idle_starts(v);
         if (v->load == SHEAF_LOADED) {
                 v->handles++;
@@ -183,6 +197,21 @@ void sheaf_registry_open(struct sheaf_opening *opening)
         }
         opening->pending = true;
         TAILQ_INSERT_TAIL(&v->openings, opening, link);
+}
+
+void sheaf_registry_moved(struct sheaf_reg_dataset *dataset)
+{
+        TAILQ_HEAD(, sheaf_opening) waiting = TAILQ_HEAD_INITIALIZER(waiting);
+        struct sheaf_reg_version *v;
+        struct sheaf_opening *opening;
+
+        dataset->moving = false;
+        TAILQ_FOREACH (v, &dataset->versions, link)
+                TAILQ_CONCAT(&waiting, &v->openings, link);
+        while ((opening = TAILQ_FIRST(&waiting))) {
+                TAILQ_REMOVE(&waiting, opening, link);
+                sheaf_registry_open(opening);
+        }
 }
 
 void sheaf_registry_open_cancel(struct sheaf_opening *opening)
@@ -265,34 +294,66 @@ static void record_put_back(
         record->n_version++;
 }
 
-int sheaf_registry_publish(struct sheaf_reg_dataset *dataset,
-        SheafRecord__Version *record, struct sheaf_listing_block *block,
-        const struct sheaf_listing_pairs *inherited)
+/* Takes back what publish_begin did. */
+static void unpublish(struct sheaf_publishing *p)
 {
-        struct sheaf_reg_version *prev = sheaf_registry_version(dataset, NULL);
-        struct sheaf_reg_version *v;
-        int rc = record_append(dataset->record, record);
+        struct sheaf_reg_version *v = sheaf_steal(&p->version);
+
+        record_take(p->dataset->record, p->record);
+        if (!v)
+                return;
+        if (v->load == SHEAF_LOADED)
+                *p->block = v->block;
+        if (v->fetch.stored)
+                sheaf_version_close(v->fetch.stored);
+        free(v);
+}
+
+/* The record has the version from here on, others see it when it is durable:
+ * no other change of the dataset comes between. */
+static int publish_begin(struct sheaf_store_change *change)
+{
+        struct sheaf_publishing *p = (struct sheaf_publishing *)change;
+        struct sheaf_reg_dataset *ds = p->dataset;
+        int rc = ds->removed ? -ESTALE : record_append(ds->record, p->record);
 
         if (rc)
                 return rc;
-        v = sheaf_registry_add_version(dataset, record);
-        rc = v ? loaded(v, block) : -ENOMEM;
+        p->version = version_new(ds, p->record);
+        rc = p->version ? loaded(p->version, p->block) : -ENOMEM;
         if (!rc) {
-                carry_digests(prev, v, inherited);
-                rc = sheaf_registry_save(dataset);
+                carry_digests(sheaf_registry_version(ds, NULL), p->version,
+                        p->inherited);
+                rc = sheaf_registry_pack(ds, change);
         }
-        if (rc) {
-                record_take(dataset->record, record);
-                if (v) {
-                        *block = v->block;
-                        TAILQ_REMOVE(&dataset->versions, v, link);
-                        if (v->fetch.stored)
-                                sheaf_version_close(v->fetch.stored);
-                        free(v);
-                }
-                return rc;
-        }
-        return 0;
+        if (rc)
+                unpublish(p);
+        return rc;
+}
+
+static void published(struct sheaf_store_change *change, int rc)
+{
+        struct sheaf_publishing *p = (struct sheaf_publishing *)change;
+        struct sheaf_reg_dataset *ds = p->dataset;
+
+        if (p->version && rc)
+                unpublish(p);
+        else if (p->version)
+                TAILQ_INSERT_TAIL(&ds->versions, p->version, link);
+        ds->changes--;
+        p->done(p->arg, rc);
+}
+
+void sheaf_registry_publish(struct sheaf_publishing *publishing)
+{
+        publishing->change = (struct sheaf_store_change){
+                .begin = publish_begin,
+                .done = published,
+        };
+        publishing->version = NULL;
+        publishing->dataset->changes++;
+        sheaf_store_change(
+                publishing->dataset->registry->store, &publishing->change);
 }
 
 /* ---- going ---- */
@@ -335,18 +396,9 @@ static void version_unload(struct sheaf_reg_version *v)
 /* Removes a version from memory and disk; its record stays the caller's. */
 static void version_remove(struct sheaf_reg_version *v)
 {
-        struct sheaf_reg_dataset *ds = v->dataset;
-        int rc;
-
         if (v->load == SHEAF_LOADED)
                 version_unload(v);
-        TAILQ_REMOVE(&ds->versions, v, link);
-        rc = sheaf_version_remove(
-                ds->registry->store, v->record->uuid.data, v->record->serial);
-        if (rc && rc != -ENOENT)
-                sheaf_log_rc(rc, SHEAF_LOG_WARN, "version not removed",
-                        "dataset=%s serial=%llu", ds->record->name,
-                        (unsigned long long)v->record->serial);
+        sheaf_version_remove(v->dataset->registry->store, v->record->uuid.data);
         free(v);
 }
 
@@ -391,8 +443,10 @@ static void age_dataset(struct sheaf_reg_dataset *ds)
                         continue;
                 }
                 v = sheaf_registry_version(ds, all[i]->uuid.data);
-                if (v)
+                if (v) {
+                        TAILQ_REMOVE(&ds->versions, v, link);
                         version_remove(v);
+                }
                 sheaf_record__version__free_unpacked(all[i], NULL);
         }
 }
@@ -408,27 +462,87 @@ void sheaf_registry_age(struct sheaf_registry *registry)
                 age_dataset(ds);
 }
 
+/* An old version that goes: out of the record, and of sight, while that is
+ * being written. */
+struct retiring {
+        struct sheaf_store_change change; /* first */
+        struct sheaf_reg_version *version;
+        struct sheaf_reg_version *next_version; /* before which it was */
+        size_t at;                              /* in the record */
+        bool taken;
+};
+
+static bool may_retire(struct sheaf_reg_version *v, int64_t now_ns)
+{
+        return TAILQ_NEXT(v, link) && !v->handles && v->load != SHEAF_LOADING &&
+               !v->dataset->listing && now_ns - v->idle_since_ns >= GRACE_NS;
+}
+
+static int retire_begin(struct sheaf_store_change *change)
+{
+        struct retiring *r = (struct retiring *)change;
+        struct sheaf_reg_version *v = r->version;
+        struct sheaf_reg_dataset *ds = v->dataset;
+        int rc;
+
+        v->retiring = false;
+        if (ds->removed || !may_retire(v, sheaf_now_ns()) ||
+                !version_evacuate(v))
+                return SHEAF_CHANGE_NONE;
+        r->at = record_take(ds->record, v->record);
+        rc = sheaf_registry_pack(ds, change);
+        if (rc) {
+                record_put_back(ds->record, r->at, v->record);
+                return rc;
+        }
+        r->next_version = TAILQ_NEXT(v, link);
+        TAILQ_REMOVE(&ds->versions, v, link);
+        r->taken = true;
+        return 0;
+}
+
+static void retired(struct sheaf_store_change *change, int rc)
+{
+        struct retiring *r = (struct retiring *)change;
+        struct sheaf_reg_version *v = r->version;
+        struct sheaf_reg_dataset *ds = v->dataset;
+
+        ds->changes--;
+        if (r->taken && rc) {
+                record_put_back(ds->record, r->at, v->record);
+                TAILQ_INSERT_BEFORE(r->next_version, v, link);
+        } else if (r->taken) {
+                SheafRecord__Version *record = v->record;
+
+                version_remove(v);
+                sheaf_record__version__free_unpacked(record, NULL);
+        }
+        free(r);
+}
+
+static void retire(struct sheaf_reg_version *v)
+{
+        struct retiring *r = sheaf_new(struct retiring, 1);
+
+        if (!r)
+                return;
+        r->version = v;
+        r->change.begin = retire_begin;
+        r->change.done = retired;
+        v->retiring = true;
+        v->dataset->changes++;
+        sheaf_store_change(v->dataset->registry->store, &r->change);
+}
+
 static void sweep_old_versions(struct sheaf_reg_dataset *ds, int64_t now_ns)
 {
         struct sheaf_reg_version *v, *next;
 
         for (v = TAILQ_FIRST(&ds->versions); v; v = next) {
-                SheafRecord__Version *record = v->record;
-                size_t at;
-
                 next = TAILQ_NEXT(v, link);
-                if (!next || v->handles || v->load == SHEAF_LOADING ||
-                        ds->listing || now_ns - v->idle_since_ns < GRACE_NS)
-                        continue;
-                if (!version_evacuate(v))
-                        continue;
-                at = record_take(ds->record, record);
-                if (sheaf_registry_save(ds)) {
-                        record_put_back(ds->record, at, record);
-                        continue;
-                }
-                version_remove(v);
-                sheaf_record__version__free_unpacked(record, NULL);
+                if (!v->retiring && may_retire(v, now_ns) &&
+                        version_evacuate(v))
+                        retire(v);
         }
         /* What nobody used for long gives its memory back. */
         v = TAILQ_LAST(&ds->versions, sheaf_version_list);
@@ -444,7 +558,7 @@ static void sweep_leaving(struct sheaf_registry *registry)
 
         for (ds = TAILQ_FIRST(&registry->leaving); ds; ds = next) {
                 struct sheaf_reg_version *v;
-                bool held = ds->busy || ds->listing;
+                bool held = ds->busy || ds->listing || ds->changes;
 
                 next = TAILQ_NEXT(ds, link);
                 TAILQ_FOREACH (v, &ds->versions, link)
@@ -452,18 +566,20 @@ static void sweep_leaving(struct sheaf_registry *registry)
                 if (held || !sheaf_registry_evacuate(ds) ||
                         sheaf_registry_keep_counts(ds))
                         continue;
-                while ((v = TAILQ_FIRST(&ds->versions)))
+                while ((v = TAILQ_FIRST(&ds->versions))) {
+                        TAILQ_REMOVE(&ds->versions, v, link);
                         version_remove(v);
+                }
                 sheaf_store_group_drop(registry->store, ds->record->id);
                 TAILQ_REMOVE(&registry->leaving, ds, link);
                 sheaf_registry_free_dataset(ds);
         }
 }
 
-void sheaf_registry_sweep(struct sheaf_registry *registry, bool all)
+void sheaf_registry_sweep(struct sheaf_registry *registry)
 {
         struct sheaf_reg_dataset *ds;
-        int64_t now_ns = all ? INT64_MAX : sheaf_now_ns();
+        int64_t now_ns = sheaf_now_ns();
 
         TAILQ_FOREACH (ds, &registry->datasets, link)
                 sweep_old_versions(ds, now_ns);

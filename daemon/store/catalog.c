@@ -424,28 +424,36 @@ int sheaf_catalog_each_segment(struct sheaf_catalog *catalog,
         return guarded(catalog, each_segment(catalog, each, arg));
 }
 
-/* One small write to one table; grows the map when it must. */
+/* One small write to one table. */
+static int write_once(struct sheaf_catalog *catalog, MDB_dbi table,
+        const char *key_text, const void *data, size_t len_bytes)
+{
+        MDB_val key = { strlen(key_text), (void *)key_text };
+        MDB_val value = { len_bytes, (void *)data };
+        MDB_txn *txn;
+        int rc;
+
+        if (!key.mv_size || key.mv_size > KEY_BYTES_MAX)
+                return -EINVAL;
+        rc = to_errno(mdb_txn_begin(catalog->env, NULL, 0, &txn));
+        if (rc)
+                return rc;
+        rc = to_errno(data ? mdb_put(txn, table, &key, &value, 0)
+                           : mdb_del(txn, table, &key, NULL));
+        if (!rc)
+                return commit(catalog, txn);
+        mdb_txn_abort(txn);
+        return rc;
+}
+
+/* The same; grows the map when it must. */
 static int write_one(struct sheaf_catalog *catalog, MDB_dbi table,
         const char *key_text, const void *data, size_t len_bytes)
 {
         int rc = -EOVERFLOW;
 
-        if (!*key_text || strlen(key_text) > KEY_BYTES_MAX)
-                return -EINVAL;
         for (int tries = 0; rc == -EOVERFLOW && tries < 4; tries++) {
-                MDB_val key = { strlen(key_text), (void *)key_text };
-                MDB_val value = { len_bytes, (void *)data };
-                MDB_txn *txn;
-
-                rc = mdb_txn_begin(catalog->env, NULL, 0, &txn);
-                if (rc)
-                        return to_errno(rc);
-                rc = to_errno(data ? mdb_put(txn, table, &key, &value, 0)
-                                   : mdb_del(txn, table, &key, NULL));
-                if (rc)
-                        mdb_txn_abort(txn);
-                else
-                        rc = commit(catalog, txn);
+                rc = write_once(catalog, table, key_text, data, len_bytes);
                 if (rc == -EOVERFLOW && grow(catalog))
                         return -ENOSPC;
         }
@@ -553,39 +561,70 @@ int sheaf_catalog_each(struct sheaf_catalog *catalog, const char *prefix,
         }
 }
 
-static int next_number(
-        struct sheaf_catalog *catalog, const char *counter, uint64_t *ret_value)
+/* In one transaction, so that no two take the same. */
+static int take(struct sheaf_catalog *catalog, const char *counter, uint64_t n,
+        uint64_t *ret_first)
 {
         MDB_val key = { strlen(counter), (void *)counter }, value;
         uint64_t number = 0;
-        int rc = to_errno(mdb_txn_renew(catalog->reader));
+        MDB_txn *txn;
+        int rc = to_errno(mdb_txn_begin(catalog->env, NULL, 0, &txn));
 
         if (rc)
                 return rc;
-        rc = to_errno(
-                mdb_get(catalog->reader, catalog->counters, &key, &value));
+        rc = to_errno(mdb_get(txn, catalog->counters, &key, &value));
         if (!rc && !sane(&value, 0))
                 rc = -EBADMSG;
         if (!rc && value.mv_size != sizeof(number))
                 rc = -EIO;
         if (!rc)
                 memcpy(&number, value.mv_data, sizeof(number));
-        mdb_txn_reset(catalog->reader);
-        if (rc && rc != -ENOENT)
-                return rc;
-        if (++number == 0)
-                return -EOVERFLOW;
-        rc = write_one(
-                catalog, catalog->counters, counter, &number, sizeof(number));
+        if (rc == -ENOENT)
+                rc = 0;
+        if (!rc && number > UINT64_MAX - n)
+                rc = -ERANGE;
+        if (!rc) {
+                *ret_first = number + 1;
+                number += n;
+                value = (MDB_val){ sizeof(number), &number };
+                rc = to_errno(mdb_put(txn, catalog->counters, &key, &value, 0));
+        }
         if (!rc)
-                *ret_value = number;
+                return commit(catalog, txn);
+        mdb_txn_abort(txn);
         return rc;
 }
 
-int sheaf_catalog_next(
-        struct sheaf_catalog *catalog, const char *counter, uint64_t *ret_value)
+static int take_growing(struct sheaf_catalog *catalog, const char *counter,
+        uint64_t n, uint64_t *ret_first)
 {
-        return guarded(catalog, next_number(catalog, counter, ret_value));
+        int rc = -EOVERFLOW;
+
+        for (int tries = 0; rc == -EOVERFLOW && tries < 4; tries++) {
+                rc = take(catalog, counter, n, ret_first);
+                if (rc == -EOVERFLOW && grow(catalog))
+                        return -ENOSPC;
+        }
+        return rc;
+}
+
+int sheaf_catalog_next(struct sheaf_catalog *catalog, const char *counter,
+        uint64_t n, uint64_t *ret_value)
+{
+        return guarded(catalog, take_growing(catalog, counter, n, ret_value));
+}
+
+int sheaf_catalog_take(struct sheaf_catalog *catalog, const char *counter,
+        uint64_t n, uint64_t *ret_first)
+{
+        return guarded(catalog, take(catalog, counter, n, ret_first));
+}
+
+int sheaf_catalog_record(struct sheaf_catalog *catalog, const char *key,
+        const void *value, size_t len_bytes)
+{
+        return guarded(catalog,
+                write_once(catalog, catalog->records, key, value, len_bytes));
 }
 
 uint64_t sheaf_catalog_written(const struct sheaf_catalog *catalog)

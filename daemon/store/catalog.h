@@ -2,8 +2,8 @@
 /* The LMDB environment of a cache directory: digest -> place, segments that
  * are in it, records, counters.
  *
- * Threads: the loop thread, except sheaf_catalog_apply, which may run on one
- * pool thread at a time. */
+ * Threads: the loop thread, except sheaf_catalog_apply, _record and _take, of
+ * which one at a time may run on a pool thread. */
 #ifndef SHEAF_DAEMON_STORE_CATALOG_H
 #define SHEAF_DAEMON_STORE_CATALOG_H
 
@@ -55,8 +55,16 @@ int sheaf_catalog_each(struct sheaf_catalog *catalog, const char *prefix,
         int (*each)(void *arg, const char *key, const void *value,
                 size_t len_bytes),
         void *arg);
+/* The first of @n numbers of a counter, from 1. */
 SHEAF_MUST_CHECK int sheaf_catalog_next(struct sheaf_catalog *catalog,
-        const char *counter, uint64_t *ret_value);
+        const char *counter, uint64_t n, uint64_t *ret_value);
+
+/* The same on a pool thread, beside no other writer; the map does not grow
+ * here: -EOVERFLOW, as sheaf_catalog_apply. Without a @value removes. */
+SHEAF_MUST_CHECK int sheaf_catalog_record(struct sheaf_catalog *catalog,
+        const char *key, const void *value, size_t len_bytes);
+SHEAF_MUST_CHECK int sheaf_catalog_take(struct sheaf_catalog *catalog,
+        const char *counter, uint64_t n, uint64_t *ret_first);
 
 /* Bytes written to the database file since open; entries of the digest
  * table (also stale ones). */

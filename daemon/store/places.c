@@ -4,7 +4,8 @@
  *  1 an answer comes from the pending batch, else from the batch that is
  *    being committed, else from the catalog; a removal there is an answer
  *  2 a place counts only while its container has that generation
- *  3 one commit at a time runs on the pool; the batch it works on is not
+ *  3 one commit at a time runs on the pool, and none beside a change of a
+ *    record (records.c); the batch it works on is not
  *    changed until it is done */
 #include "daemon/store/private.h"
 
@@ -201,6 +202,7 @@ static void commit_done(struct sheaf_disk_io *io, int rc)
         free(commit->segments);
         free(commit);
         store->commit_running = false;
+        sheaf_records_next(store);
         sheaf_space_meta(store);
         sheaf_space_enforce(store);
 }
@@ -236,7 +238,8 @@ void sheaf_places_commit(struct sheaf_store *store, bool force)
 {
         struct commit *commit;
 
-        if (store->commit_running || !store->pending.count)
+        if (store->commit_running || store->records.running ||
+                !store->pending.count)
                 return;
         if (!force && store->pending.count < SHEAF_PENDING_BATCH)
                 return;

@@ -6,6 +6,7 @@
  *   places.c   digest -> place: pending batch, catalog, damaged places
  *   segment.c  table of segments;  append.c  filling them
  *   plain.c    large files;  plain_check.c  their hashing and leases
+ *   records.c  small values of the daemon, durable one after another
  *   version.c  flat arrays;  recover.c  what a start finds
  *   probe.c    what the file system lacks;  pulse.c  whether it answers
  *
@@ -355,6 +356,27 @@ void sheaf_catalog_sweep(struct sheaf_store *store);
 
 /* ---- the store ---- */
 
+/* ---- records (records.c) ---- */
+
+#define SHEAF_COUNTERS_MAX 8
+
+/* Numbers that were taken from the catalog and not given yet: [0] is given
+ * from, [1] is next. */
+struct sheaf_counter {
+        char name[16];
+        uint64_t next[2], end[2];
+        uint64_t fresh; /* the first of those that a change took */
+        bool taking;
+};
+
+struct sheaf_records {
+        struct sheaf_disk_io io; /* of the first change */
+        struct sheaf_store_change *first, **last;
+        bool running; /* the first one has begun */
+        int tries;
+        struct sheaf_counter counter[SHEAF_COUNTERS_MAX];
+};
+
 struct sheaf_store {
         uv_loop_t *loop;
         char *dir;
@@ -384,6 +406,7 @@ struct sheaf_store {
         struct sheaf_version *versions;
         struct sheaf_pending pending, committing;
         bool commit_running, commit_wanted;
+        struct sheaf_records records;
         int64_t commit_failed_ns; /* the last time; 0: never */
         struct sheaf_place *bad;  /* damaged places, a hash table */
         size_t bad_count;
@@ -418,6 +441,9 @@ struct sheaf_store {
         uint64_t used_count;      /* how many there were then */
         unsigned int quick_beats;
 };
+
+/* Begins the next change if nothing else writes to the catalog. */
+void sheaf_records_next(struct sheaf_store *store);
 
 /* What store_private of a read holds. */
 struct sheaf_read_private {

@@ -304,6 +304,7 @@ void sheaf_store_close(struct sheaf_store *store)
         sheaf_store_flush(store);
         sheaf_disk_drain(store->disk);
         fail_waiting_reads(store);
+        sheaf_store_settle(store);
         for (int i = 0; i < DRAINS_MAX && writes_waiting(store); i++) {
                 sheaf_store_flush(store);
                 sheaf_disk_drain(store->disk);
@@ -576,32 +577,7 @@ bool sheaf_store_evict(
         return any;
 }
 
-/* ---- records and figures ---- */
-
-int sheaf_store_put(struct sheaf_store *store, const char *key,
-        const void *value, size_t len_bytes)
-{
-        return sheaf_catalog_put(store->catalog, key, value, len_bytes);
-}
-
-int sheaf_store_del(struct sheaf_store *store, const char *key)
-{
-        return sheaf_catalog_del(store->catalog, key);
-}
-
-int sheaf_store_each(struct sheaf_store *store, const char *prefix,
-        int (*each)(void *arg, const char *key, const void *value,
-                size_t len_bytes),
-        void *arg)
-{
-        return sheaf_catalog_each(store->catalog, prefix, each, arg);
-}
-
-int sheaf_store_next(
-        struct sheaf_store *store, const char *counter, uint64_t *ret_value)
-{
-        return sheaf_catalog_next(store->catalog, counter, ret_value);
-}
+/* ---- figures ---- */
 
 void sheaf_store_stats(
         const struct sheaf_store *store, struct sheaf_store_stats *ret_stats)

@@ -52,7 +52,36 @@ void sheaf_store_close(struct sheaf_store *store);
 
 /* ---- records: small named values of the daemon (datasets, grants) ---- */
 
-/* Durable when it returns (rare). @key is NUL-terminated, at most 400 bytes. */
+/* A change of one record, in the caller's memory until @done. Changes are made
+ * one after another, as they came; what waits for the disk is on the pool. */
+#define SHEAF_CHANGE_NONE 1
+struct sheaf_store_change {
+        /* Its turn: tells what to write, by sheaf_store_change_value, or
+         * removes @key where there is no value. SHEAF_CHANGE_NONE: nothing is
+         * to be written after all; -errno: it cannot be made. Both end it. */
+        int (*begin)(struct sheaf_store_change *change);
+        /* Once; the next change begins when it returns. rc 0: durable;
+         * -ENOENT: there was nothing to remove. */
+        void (*done)(struct sheaf_store_change *change, int rc);
+        void *arg; /* the caller's */
+        char key[64];
+        void *value; /* freed here */
+        size_t len_bytes;
+        struct sheaf_store_change *next;
+        struct sheaf_counter *counter;
+};
+/* May call @begin, and @done where that fails, before it returns. Those that
+ * are under way when the store closes are ended there. */
+void sheaf_store_change(
+        struct sheaf_store *store, struct sheaf_store_change *change);
+/* Ends all that are under way or wait, before it returns. */
+void sheaf_store_settle(struct sheaf_store *store);
+/* Room for the value, to be filled by @begin. -ENOMEM. */
+SHEAF_MUST_CHECK int sheaf_store_change_value(
+        struct sheaf_store_change *change, const char *key, size_t len_bytes);
+
+/* The same at once, waiting for the disk: at the start, while nobody is
+ * served. @key is NUL-terminated, at most 400 bytes. */
 SHEAF_MUST_CHECK int sheaf_store_put(struct sheaf_store *store, const char *key,
         const void *value, size_t len_bytes);
 SHEAF_MUST_CHECK int sheaf_store_del(
@@ -63,15 +92,22 @@ int sheaf_store_each(struct sheaf_store *store, const char *prefix,
         int (*each)(void *arg, const char *key, const void *value,
                 size_t len_bytes),
         void *arg);
-/* Next number of a durable counter, from 1: serials are never reused. */
+/* Next number of a durable counter, from 1: none is given twice, some are
+ * passed over. Waits for the disk only where none was reserved. */
 SHEAF_MUST_CHECK int sheaf_store_next(
         struct sheaf_store *store, const char *counter, uint64_t *ret_value);
 
+/* Takes some numbers of a counter in advance, behind. */
+void sheaf_store_reserve(struct sheaf_store *store, const char *counter);
+
 /* ---- versions ---- */
 
-/* Path of a new, empty directory for a version in which the caller puts
- * "listing" before sheaf_version_open; @ret_path has room for PATH_MAX. */
-SHEAF_MUST_CHECK int sheaf_version_dir(struct sheaf_store *store,
+/* Path of a version's directory, in which the caller puts "listing" before
+ * sheaf_version_open; @ret_path has room for PATH_MAX. */
+SHEAF_MUST_CHECK int sheaf_version_path(const struct sheaf_store *store,
+        const uint8_t uuid[16], char *ret_path, size_t cap_bytes);
+/* The same, and makes it, empty. Any thread; blocks. */
+SHEAF_MUST_CHECK int sheaf_version_dir(const struct sheaf_store *store,
         const uint8_t uuid[16], char *ret_path, size_t cap_bytes);
 
 /* Opens (and makes, all unknown) the flat arrays of a version whose listing
@@ -80,10 +116,10 @@ SHEAF_MUST_CHECK int sheaf_version_open(struct sheaf_store *store,
         const struct sheaf_listing *listing, uint64_t group,
         struct sheaf_version **ret_version);
 void sheaf_version_close(struct sheaf_version *version);
-/* Removes the version's directory (its chunks go with their containers when
- * no other version names them). Closed first. */
-SHEAF_MUST_CHECK int sheaf_version_remove(
-        struct sheaf_store *store, const uint8_t uuid[16], uint64_t serial);
+/* Removes the version's directory, behind (its chunks go with their
+ * containers when no other version names them). Closed first. A failure is
+ * logged; the next start tries again. */
+void sheaf_version_remove(struct sheaf_store *store, const uint8_t uuid[16]);
 
 /* At the start: finishes removals that a stop interrupted, and removes the
  * directories of versions that nobody knows. */

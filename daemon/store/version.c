@@ -25,16 +25,26 @@ static void uuid_hex(const uint8_t uuid[16], char ret_hex[33])
                 snprintf(ret_hex + 2 * i, 3, "%02x", uuid[i]);
 }
 
-int sheaf_version_dir(struct sheaf_store *store, const uint8_t uuid[16],
+int sheaf_version_path(const struct sheaf_store *store, const uint8_t uuid[16],
         char *ret_path, size_t cap_bytes)
 {
-        char hex[33], name[64];
+        char hex[33];
         int n;
 
         uuid_hex(uuid, hex);
         n = snprintf(ret_path, cap_bytes, "%s/versions/%s", store->dir, hex);
-        if (n < 0 || (size_t)n >= cap_bytes)
-                return -ENAMETOOLONG;
+        return n < 0 || (size_t)n >= cap_bytes ? -ENAMETOOLONG : 0;
+}
+
+int sheaf_version_dir(const struct sheaf_store *store, const uint8_t uuid[16],
+        char *ret_path, size_t cap_bytes)
+{
+        char hex[33], name[64];
+        int rc = sheaf_version_path(store, uuid, ret_path, cap_bytes);
+
+        if (rc)
+                return rc;
+        uuid_hex(uuid, hex);
         snprintf(name, sizeof(name), "versions/%s", hex);
         if (mkdirat(store->dir_fd, "versions", 0700) && errno != EEXIST)
                 return -errno;
@@ -442,21 +452,30 @@ static bool node_in_use(const struct sheaf_store *store, uint64_t node)
         return false;
 }
 
-/* Drops plain files that only the removed version's listing names. */
-static void drop_plains(struct sheaf_store *store, int dir_fd)
+/* The listing of a removed version, read into memory. NULL: there is none. */
+static void *gone_listing(int dir_fd, size_t *ret_bytes)
 {
         sheaf_autofd int fd =
                 openat(dir_fd, "listing", O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
-        struct sheaf_listing listing;
         struct stat st;
         void *map;
 
         if (fd < 0 || fstat(fd, &st) || st.st_size <= 0)
-                return;
-        map = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
+                return NULL;
+        map = mmap(NULL, (size_t)st.st_size, PROT_READ,
+                MAP_PRIVATE | MAP_POPULATE, fd, 0);
         if (map == MAP_FAILED)
-                return;
-        if (!sheaf_listing_open(map, (size_t)st.st_size, true, &listing)) {
+                return NULL;
+        *ret_bytes = (size_t)st.st_size;
+        return map;
+}
+
+/* Drops plain files that only the removed version's listing names. */
+static void drop_plains(struct sheaf_store *store, void *map, size_t bytes)
+{
+        struct sheaf_listing listing;
+
+        if (!sheaf_listing_open(map, bytes, true, &listing)) {
                 for (uint32_t i = 0; i < listing.file_count; i++) {
                         const struct sheaf_listing_entry *e =
                                 &listing.entries[listing.files[i]];
@@ -469,41 +488,87 @@ static void drop_plains(struct sheaf_store *store, int dir_fd)
                                 sheaf_plain_drop(store, plain);
                 }
         }
-        munmap(map, (size_t)st.st_size);
+        munmap(map, bytes);
 }
 
-/* The second half of removing: @gone is the directory's new name. */
-static int remove_gone(struct sheaf_store *store, const char *gone)
+struct removal {
+        struct sheaf_disk_io io;
+        struct sheaf_store *store;
+        char name[64], gone[64];
+        void *listing; /* mapped, or NULL */
+        size_t listing_bytes;
+};
+
+/* The second half of removing. Any thread. */
+static int remove_gone(struct removal *removal)
 {
         static const char *const names[] = { "listing", "listing.tmp",
                 "digests", "places" };
-        sheaf_autofd int dir_fd =
-                openat(store->dir_fd, gone, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+        int store_fd = removal->store->dir_fd;
+        sheaf_autofd int dir_fd = openat(
+                store_fd, removal->gone, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 
         if (dir_fd < 0)
                 return -errno;
-        drop_plains(store, dir_fd);
+        removal->listing = gone_listing(dir_fd, &removal->listing_bytes);
         for (size_t i = 0; i < SHEAF_ARRAY_LEN(names); i++)
                 unlinkat(dir_fd, names[i], 0);
-        if (unlinkat(store->dir_fd, gone, AT_REMOVEDIR))
+        if (unlinkat(store_fd, removal->gone, AT_REMOVEDIR))
                 return errno == ENOTEMPTY ? 0 : -errno;
-        sheaf_space_meta(store);
         return 0;
 }
 
-int sheaf_version_remove(
-        struct sheaf_store *store, const uint8_t uuid[16], uint64_t serial)
+static int remove_work(struct sheaf_disk_io *io)
 {
-        char hex[33], name[64], gone[64];
+        struct removal *removal = (struct removal *)io;
+        int store_fd = removal->store->dir_fd;
 
-        (void)serial;
-        uuid_hex(uuid, hex);
-        snprintf(name, sizeof(name), "versions/%s", hex);
-        snprintf(gone, sizeof(gone), "versions/.gone-%s", hex);
         /* Renamed first: the next start finishes what a crash interrupts. */
-        if (renameat(store->dir_fd, name, store->dir_fd, gone))
+        if (renameat(store_fd, removal->name, store_fd, removal->gone))
                 return errno == ENOENT ? 0 : -errno;
-        return remove_gone(store, gone);
+        return remove_gone(removal);
+}
+
+static void remove_done(struct sheaf_disk_io *io, int rc)
+{
+        struct removal *removal = (struct removal *)io;
+
+        if (removal->listing)
+                drop_plains(removal->store, removal->listing,
+                        removal->listing_bytes);
+        sheaf_space_meta(removal->store);
+        if (rc)
+                sheaf_log_rc(rc, SHEAF_LOG_WARN, "version_not_removed",
+                        "name=%s", removal->name);
+        free(removal);
+}
+
+static struct removal *removal_new(
+        struct sheaf_store *store, const uint8_t uuid[16])
+{
+        struct removal *removal = sheaf_new(struct removal, 1);
+        char hex[33];
+
+        if (!removal)
+                return NULL;
+        removal->store = store;
+        removal->io.op = SHEAF_DISK_WORK;
+        removal->io.work = remove_work;
+        removal->io.done = remove_done;
+        uuid_hex(uuid, hex);
+        snprintf(removal->name, sizeof(removal->name), "versions/%s", hex);
+        snprintf(
+                removal->gone, sizeof(removal->gone), "versions/.gone-%s", hex);
+        return removal;
+}
+
+void sheaf_version_remove(struct sheaf_store *store, const uint8_t uuid[16])
+{
+        struct removal *removal = removal_new(store, uuid);
+
+        /* Without memory the next start removes what no record names. */
+        if (removal)
+                sheaf_disk_submit(store->disk, &removal->io);
 }
 
 static bool uuid_parse(const char *hex, uint8_t ret_uuid[16])
@@ -532,21 +597,16 @@ void sheaf_version_sweep(struct sheaf_store *store,
                 sheaf_close_p(&fd);
         while (dir && (entry = readdir(dir))) {
                 uint8_t uuid[16];
-                char gone[64];
-                int rc = 0;
+                struct removal *removal = NULL;
+                bool gone = !strncmp(entry->d_name, ".gone-", 6);
 
-                if (!strncmp(entry->d_name, ".gone-", 6) &&
-                        uuid_parse(entry->d_name + 6, uuid)) {
-                        snprintf(gone, sizeof(gone), "versions/.gone-%s",
-                                entry->d_name + 6);
-                        rc = remove_gone(store, gone);
-                } else if (uuid_parse(entry->d_name, uuid) &&
-                           !is_known(arg, uuid)) {
-                        rc = sheaf_version_remove(store, uuid, 0);
-                }
-                if (rc)
-                        sheaf_log_rc(rc, SHEAF_LOG_WARN, "version_not_removed",
-                                "name=%s", entry->d_name);
+                if (uuid_parse(entry->d_name + (gone ? 6 : 0), uuid) &&
+                        (gone || !is_known(arg, uuid)))
+                        removal = removal_new(store, uuid);
+                if (removal)
+                        remove_done(
+                                &removal->io, gone ? remove_gone(removal)
+                                                   : remove_work(&removal->io));
         }
         if (dir)
                 closedir(dir);

@@ -2,7 +2,7 @@
 /* Add and update: list the origin, check the listing, publish a version.
  *
  *   begin -> reader lists (progress) -> pool: copy, check, keep node ids,
- *   write -> loop: publish, answer
+ *   write -> loop: publish -> pool: record -> loop: answer
  *
  *  1 one listing a dataset at a time
  *  2 nothing of a failed add stays; a failed update leaves the version that
@@ -34,6 +34,7 @@ struct listing_job {
         struct sheaf_opening opening; /* of the version before, for update */
         SheafRecord__Version *record;
         uv_work_t work;
+        struct sheaf_publishing publishing;
         int claim_fd;
         char path[PATH_MAX];
         struct sheaf_listing_block block;
@@ -48,23 +49,18 @@ struct listing_job {
         bool unchanged; /* update: the version before tells the same tree */
         bool prev_held;
         bool at_origin; /* the reader lists */
-        bool has_dir;   /* the version's directory was made */
+        bool has_dir;   /* the version's directory may be there */
+        bool presented; /* update: the origin's path may be another */
         int64_t progress_ns;
 };
 
 /* What was listed and is not published leaves no directory. */
 static void drop_dir(struct listing_job *job)
 {
-        int rc;
-
-        if (!job->has_dir)
-                return;
+        if (job->has_dir)
+                sheaf_version_remove(
+                        job->daemon->store, job->record->uuid.data);
         job->has_dir = false;
-        rc = sheaf_version_remove(job->daemon->store, job->record->uuid.data,
-                job->record->serial);
-        if (rc && rc != -ENOENT)
-                sheaf_log_rc(rc, SHEAF_LOG_WARN, "listing not removed",
-                        "path=%s", job->path);
 }
 
 static void job_free(struct listing_job *job)
@@ -75,9 +71,8 @@ static void job_free(struct listing_job *job)
         ds->listing = false;
         if (job->prev_held)
                 sheaf_registry_unhold(job->opening.version);
-        /* One that cannot be removed is seen, and removed by its owner. */
-        if (job->fresh && TAILQ_EMPTY(&ds->versions))
-                (void)sheaf_registry_remove(ds);
+        if (job->fresh && TAILQ_EMPTY(&ds->versions) && !ds->removed)
+                sheaf_registry_unrecord(ds);
         sheaf_close_p(&job->claim_fd);
         sheaf_listing_block_clear(&job->block);
         free(job->pairs.pairs);
@@ -152,6 +147,10 @@ static void job_answer(struct listing_job *job)
 
         tell_summary(job);
         ds->listing = false;
+        if (!job->call.conn) {
+                job_free(job);
+                return;
+        }
         sheaf_dataset_fill_info(
                 ds, sheaf_registry_version(ds, NULL), &info, &space);
         info.unchanged = job->unchanged;
@@ -163,19 +162,15 @@ static void job_answer(struct listing_job *job)
         job_free(job);
 }
 
-static void job_publish(struct listing_job *job)
+static void job_published(void *arg, int rc)
 {
+        struct listing_job *job = arg;
         struct sheaf_reg_dataset *ds = job->dataset;
-        int rc;
 
-        memcpy(job->record->listing_digest.data, job->block.digest.bytes,
-                SHEAF_DIGEST_BYTES);
-        job->record->files = job->block.listing.file_count;
-        job->record->chunks = job->block.listing.chunk_count;
-        job->record->bytes = job->block.listing.header->payload_bytes;
-        rc = sheaf_registry_publish(ds, job->record, &job->block, &job->pairs);
         if (rc) {
-                job_fail(job, rc, "the version cannot be recorded");
+                job_fail(job, rc,
+                        rc == -ESTALE ? "removed while it was listed"
+                                      : "the version cannot be recorded");
                 return;
         }
         job->record = NULL;
@@ -188,18 +183,55 @@ static void job_publish(struct listing_job *job)
         job_answer(job);
 }
 
-/* Nothing changed: no new version, what was listed is dropped. */
+static void job_publish(struct listing_job *job)
+{
+        memcpy(job->record->listing_digest.data, job->block.digest.bytes,
+                SHEAF_DIGEST_BYTES);
+        job->record->files = job->block.listing.file_count;
+        job->record->chunks = job->block.listing.chunk_count;
+        job->record->bytes = job->block.listing.header->payload_bytes;
+        job->publishing.dataset = job->dataset;
+        job->publishing.record = job->record;
+        job->publishing.block = &job->block;
+        job->publishing.inherited = &job->pairs;
+        job->publishing.done = job_published;
+        job->publishing.arg = job;
+        sheaf_registry_publish(&job->publishing);
+}
+
+static void job_kept(void *arg, int rc)
+{
+        struct listing_job *job = arg;
+
+        if (rc)
+                job_fail(job, rc, "the origin's path cannot be recorded");
+        else
+                job_answer(job);
+}
+
+/* Nothing changed: no new version, what was listed is dropped. But the same
+ * tree may have another path now. */
 static void job_keep(struct listing_job *job)
 {
         sheaf_listing_block_clear(&job->block);
-        job_answer(job);
+        if (job->presented)
+                sheaf_registry_record(job->dataset, job_kept, job);
+        else
+                job_answer(job);
 }
 
 static void check_work(uv_work_t *work)
 {
         struct listing_job *job = work->data;
         uint32_t first = 0;
+        size_t len;
 
+        job->rc = sheaf_version_dir(job->daemon->store, job->record->uuid.data,
+                job->path, sizeof(job->path) - 16);
+        if (job->rc)
+                return;
+        len = strlen(job->path);
+        snprintf(job->path + len, sizeof(job->path) - len, "/listing");
         job->rc = sheaf_listing_block_import(job->claim_fd,
                 job->prev_held ? &job->opening.version->fetch.listing : NULL,
                 job->record->serial, job->record->uuid.data, job->path,
@@ -274,6 +306,7 @@ static void listed(struct sheaf_origin_list *list, int rc, int memfd,
         job->kind = (enum sheaf_share)job->dataset->record->share_kind;
         job->gid = job->dataset->record->share_gid;
         job->work.data = job;
+        job->has_dir = true;
         rc = uv_queue_work(
                 job->daemon->loop, &job->work, check_work, check_done);
         if (rc)
@@ -329,7 +362,6 @@ static SheafRecord__Version *record_new(void)
 static int prepare(struct listing_job *job)
 {
         struct sheaf_origin *origin;
-        size_t len;
         int rc;
 
         job->record = record_new();
@@ -337,15 +369,8 @@ static int prepare(struct listing_job *job)
                 return -ENOMEM;
         rc = sheaf_store_next(
                 job->daemon->store, "serial", &job->record->serial);
-        if (!rc)
-                rc = sheaf_version_dir(job->daemon->store,
-                        job->record->uuid.data, job->path,
-                        sizeof(job->path) - 16);
         if (rc)
                 return rc;
-        job->has_dir = true;
-        len = strlen(job->path);
-        snprintf(job->path + len, sizeof(job->path) - len, "/listing");
         rc = sheaf_registry_origin(job->dataset, &origin);
         if (rc)
                 return rc;
@@ -377,7 +402,7 @@ static void prev_opened(struct sheaf_opening *opening, int rc)
 
 /* Begins a listing job; @fresh for add, @force as it was said there. */
 static void job_begin(struct sheaf_conn *conn, uint64_t id,
-        struct sheaf_reg_dataset *ds, bool fresh, bool force)
+        struct sheaf_reg_dataset *ds, bool fresh, bool force, bool presented)
 {
         struct listing_job *job = sheaf_new(struct listing_job, 1);
         int rc =
@@ -386,7 +411,7 @@ static void job_begin(struct sheaf_conn *conn, uint64_t id,
         if (rc) {
                 free(job);
                 if (fresh)
-                        (void)sheaf_registry_remove(ds);
+                        sheaf_registry_unrecord(ds);
                 sheaf_conn_error(conn, id, rc, "too many requests at once");
                 return;
         }
@@ -394,6 +419,7 @@ static void job_begin(struct sheaf_conn *conn, uint64_t id,
         job->dataset = ds;
         job->fresh = fresh;
         job->force = force;
+        job->presented = presented;
         job->claim_fd = -1;
         job->block.memfd = -1;
         ds->listing = true;
@@ -476,7 +502,7 @@ static void add(
         }
         ds->record->share_kind = kind;
         ds->record->share_gid = gid;
-        job_begin(conn, id, ds, true, add->force);
+        job_begin(conn, id, ds, true, add->force, false);
 }
 
 void sheaf_verb_add_dataset(struct sheaf_conn *conn, struct sheaf_wire_msg *msg)
@@ -514,6 +540,7 @@ void sheaf_verb_update_dataset(
                 sheaf_conn_dataset(conn, id, update->name, true);
         sheaf_autofd int fd = sheaf_wire_take_fd(msg, 0);
         char origin[PATH_MAX];
+        bool presented = fd >= 0;
         int rc;
 
         if (!ds)
@@ -540,5 +567,5 @@ void sheaf_verb_update_dataset(
                 /* The owner wants what is at the recorded path now. */
                 sheaf_registry_detach(ds);
         }
-        job_begin(conn, id, ds, false, false);
+        job_begin(conn, id, ds, false, false, presented);
 }

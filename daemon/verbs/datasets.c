@@ -247,6 +247,44 @@ static void users_text(struct sheaf_server *server,
         }
 }
 
+/* A removal that waits for its record to go; it goes on without a client. */
+struct removing {
+        struct sheaf_call call; /* first */
+        struct sheaf_daemon *daemon;
+        struct sheaf_reg_dataset *dataset;
+};
+
+static void removing_abandon(struct sheaf_call *call)
+{
+        (void)call; /* removed() frees it */
+}
+
+static void removed(void *arg, int rc)
+{
+        struct removing *call = arg;
+        struct sheaf_reg_dataset *ds = call->dataset;
+        struct sheaf_conn *conn = call->call.conn;
+        uint64_t id = call->call.id;
+
+        /* Who opened it meanwhile loses it as by --force. */
+        if (!rc) {
+                if (call->daemon->server) /* not when it stops */
+                        close_handles(call->daemon->server, ds);
+                sheaf_log(SHEAF_LOG_INFO, "dataset removed", "name=%s owner=%u",
+                        ds->record->name, ds->record->owner_uid);
+        }
+        if (conn)
+                sheaf_call_end(&call->call);
+        free(call);
+        if (conn && rc)
+                sheaf_conn_error(conn, id, rc,
+                        "'%s' stays: its record cannot be removed from the "
+                        "catalog (%s); see the daemon's log",
+                        ds->record->name, strerror(-rc));
+        else if (conn)
+                sheaf_conn_done(conn, id);
+}
+
 void sheaf_verb_remove_dataset(
         struct sheaf_conn *conn, struct sheaf_wire_msg *msg)
 {
@@ -254,6 +292,7 @@ void sheaf_verb_remove_dataset(
         uint64_t id = msg->env->id;
         struct sheaf_reg_dataset *ds =
                 sheaf_conn_dataset(conn, id, remove->name, true);
+        struct removing *call;
         char users[512];
         int rc;
 
@@ -268,18 +307,17 @@ void sheaf_verb_remove_dataset(
                         remove->name);
                 return;
         }
-        rc = sheaf_registry_remove(ds);
+        call = sheaf_new(struct removing, 1);
+        rc = call ? sheaf_call_begin(conn, id, &call->call, removing_abandon)
+                  : -ENOMEM;
         if (rc) {
-                sheaf_conn_error(conn, id, rc,
-                        "'%s' stays: its record cannot be removed from the "
-                        "catalog (%s); see the daemon's log",
-                        remove->name, strerror(-rc));
+                free(call);
+                sheaf_conn_error(conn, id, rc, "too many requests at once");
                 return;
         }
-        close_handles(conn->server, ds);
-        sheaf_log(SHEAF_LOG_INFO, "dataset removed", "name=%s owner=%u",
-                ds->record->name, ds->record->owner_uid);
-        sheaf_conn_done(conn, id);
+        call->daemon = conn->daemon;
+        call->dataset = ds;
+        sheaf_registry_remove(ds, removed, call);
 }
 
 void sheaf_verb_sync(struct sheaf_conn *conn, struct sheaf_wire_msg *msg)

@@ -186,11 +186,33 @@ void sheaf_verb_list_grants(struct sheaf_conn *conn, struct sheaf_wire_msg *msg)
         sheaf_conn_done(conn, msg->env->id);
 }
 
+static void revoking_abandon(struct sheaf_call *call)
+{
+        (void)call; /* revoked() frees it */
+}
+
+static void revoked(void *arg, int rc)
+{
+        struct sheaf_call *call = arg;
+        struct sheaf_conn *conn = call->conn;
+        uint64_t id = call->id;
+
+        if (conn)
+                sheaf_call_end(call);
+        free(call);
+        if (conn && rc)
+                sheaf_conn_error(conn, id, rc,
+                        "the grant cannot be removed: %s", strerror(-rc));
+        else if (conn)
+                sheaf_conn_done(conn, id);
+}
+
 void sheaf_verb_revoke_grant(
         struct sheaf_conn *conn, struct sheaf_wire_msg *msg)
 {
         struct sheaf_grant *grant = sheaf_grants_first(conn->daemon->grants);
         const char *wanted = msg->env->revoke_grant->id;
+        struct sheaf_call *call;
         int rc;
 
         while (grant &&
@@ -202,10 +224,16 @@ void sheaf_verb_revoke_grant(
                         wanted);
                 return;
         }
-        rc = sheaf_grants_revoke(conn->daemon->grants, grant);
+        call = sheaf_new(struct sheaf_call, 1);
+        rc = call ? sheaf_call_begin(conn, msg->env->id, call, revoking_abandon)
+                  : -ENOMEM;
+        if (rc) {
+                free(call);
+                sheaf_conn_error(
+                        conn, msg->env->id, rc, "too many requests at once");
+                return;
+        }
+        rc = sheaf_grants_revoke(conn->daemon->grants, grant, revoked, call);
         if (rc)
-                sheaf_conn_error(conn, msg->env->id, rc,
-                        "the grant cannot be removed: %s", strerror(-rc));
-        else
-                sheaf_conn_done(conn, msg->env->id);
+                revoked(call, rc);
 }

@@ -9,6 +9,7 @@
  * Threads: loop thread. */
 #include "daemon/verbs/verbs.h"
 
+#include "daemon/clock.h"
 #include "daemon/log.h"
 #include "daemon/names.h"
 
@@ -92,19 +93,109 @@ struct sharing {
         gid_t gid;
 };
 
-static void record(struct sheaf_conn *conn, uint64_t id,
-        struct sheaf_reg_dataset *ds, enum sheaf_share kind, gid_t gid)
-{
-        int rc = sheaf_registry_share(ds, kind, gid);
+/* ---- recording ---- */
 
-        if (rc)
+/* Bytes that are on their way to disk are still used, for a moment after a
+ * warmup: waited for, as long as the deadline is. */
+#define VACANT_MS 20
+
+struct recording {
+        struct sheaf_call call; /* first */
+        struct sheaf_reg_dataset *dataset;
+        enum sheaf_share kind;
+        gid_t gid;
+        uv_timer_t timer;
+        int64_t end_ns;
+        bool asked; /* recorded() comes */
+};
+
+static void recording_closed(uv_handle_t *handle)
+{
+        free(handle->data);
+}
+
+static void recording_end(struct recording *r, int rc)
+{
+        struct sheaf_reg_dataset *ds = r->dataset;
+        struct sheaf_conn *conn = r->call.conn;
+        uint64_t id = r->call.id;
+
+        if (conn)
+                sheaf_call_end(&r->call);
+        if (conn && rc)
                 sheaf_conn_error(conn, id, rc,
                         rc == -EBUSY ? "'%s' is in use; its readers must end "
                                        "first"
-                                     : "'%s': the change cannot be recorded",
+                        : rc == -EAGAIN ? "'%s': what was read last is still "
+                                          "being written to disk; try again, "
+                                          "and see: sheaf status"
+                        : rc == -ESTALE ? "'%s' was removed"
+                                        : "'%s': the change cannot be recorded",
                         ds->record->name);
-        else
+        else if (conn)
                 sheaf_conn_done(conn, id);
+        ds->busy--;
+        uv_close((uv_handle_t *)&r->timer, recording_closed);
+}
+
+static void try_vacant(uv_timer_t *timer);
+
+static void recorded(void *arg, int rc)
+{
+        struct recording *r = arg;
+
+        r->asked = false;
+        /* A flight began while others were being recorded. */
+        if (rc == -EAGAIN && r->call.conn && sheaf_now_ns() < r->end_ns)
+                uv_timer_start(&r->timer, try_vacant, VACANT_MS, 0);
+        else
+                recording_end(r, rc);
+}
+
+static void try_vacant(uv_timer_t *timer)
+{
+        struct recording *r = timer->data;
+        int rc = sheaf_registry_vacant(r->dataset);
+
+        if (rc == -EAGAIN && sheaf_now_ns() < r->end_ns) {
+                uv_timer_start(timer, try_vacant, VACANT_MS, 0);
+        } else if (rc) {
+                recording_end(r, rc);
+        } else {
+                r->asked = true;
+                sheaf_registry_share(r->dataset, r->kind, r->gid, recorded, r);
+        }
+}
+
+static void recording_abandon(struct sheaf_call *call)
+{
+        struct recording *r = (struct recording *)call;
+
+        if (!r->asked)
+                recording_end(r, -ECANCELED);
+}
+
+static void record(struct sheaf_conn *conn, uint64_t id,
+        struct sheaf_reg_dataset *ds, enum sheaf_share kind, gid_t gid)
+{
+        struct recording *r = sheaf_new(struct recording, 1);
+        int rc = r ? sheaf_call_begin(conn, id, &r->call, recording_abandon)
+                   : -ENOMEM;
+
+        if (rc) {
+                free(r);
+                sheaf_conn_error(conn, id, rc, "too many requests at once");
+                return;
+        }
+        r->dataset = ds;
+        r->kind = kind;
+        r->gid = gid;
+        r->end_ns = sheaf_now_ns() +
+                    conn->daemon->config->deadline_ms * SHEAF_NS_PER_MS;
+        uv_timer_init(conn->daemon->loop, &r->timer);
+        r->timer.data = r;
+        ds->busy++;
+        try_vacant(&r->timer);
 }
 
 static void sharing_abandon(struct sheaf_call *call)

@@ -142,31 +142,26 @@ static void answer_info(struct tour *t)
         tour_end(t);
 }
 
+static void sealed(void *arg, int rc)
+{
+        if (rc)
+                tour_fail(arg, rc, "the root digest cannot be recorded");
+        else
+                answer_info(arg);
+}
+
 static void root_done(uv_work_t *work, int status)
 {
         struct tour *t = work->data;
-        SheafRecord__Version *record = t->opening.version->record;
-        uint8_t *copy = malloc(SHEAF_DIGEST_BYTES);
         int rc = status ? status : t->work_rc;
 
-        if (!rc && !copy)
-                rc = -ENOMEM;
-        if (!rc) {
-                memcpy(copy, t->root.bytes, SHEAF_DIGEST_BYTES);
-                free(record->root_digest.data);
-                record->root_digest.data = sheaf_steal(&copy);
-                record->root_digest.len = SHEAF_DIGEST_BYTES;
-                rc = t->dataset->removed ? -ESTALE
-                                         : sheaf_registry_save(t->dataset);
-        }
-        free(copy);
         if (rc)
                 tour_fail(t, rc,
                         rc == -EACCES ? "a directory cannot be read by the "
                                         "owner, so the whole has no digest"
                                       : "the root digest cannot be recorded");
         else
-                answer_info(t);
+                sheaf_registry_seal(t->opening.version, &t->root, sealed, t);
 }
 
 static void tour_finish(struct tour *t)

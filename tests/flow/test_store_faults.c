@@ -208,6 +208,67 @@ Test(store_faults, each_call_takes_a_second, .timeout = 150)
         flow_stop();
 }
 
+/* A command that waits for the slow disk; meanwhile hits and `sheaf status`
+ * of others do not: held up by one write to the index they would take as long
+ * as three calls at least. */
+static void beside_others(const char *command)
+{
+        struct sheaf_session *session;
+        struct sheaf_dataset *dataset;
+        double start = flow_now(), slowest = 0;
+        int rounds = 0, rc;
+        pid_t pid;
+
+        pid = flow_fork(0, 0);
+        if (!pid) {
+                execl("/bin/sh", "sh", "-c", command, (char *)NULL);
+                _exit(97);
+        }
+        cr_assert_eq(flow_open("data", &session, &dataset), 0);
+        while ((rc = flow_wait(pid, 0)) < 0 && flow_now() < start + 60) {
+                double before = flow_now();
+
+                flow_ok("sheaf status");
+                cr_assert_eq(
+                        flow_check_view(dataset, "small/f01", 1, SMALL_BYTES),
+                        0);
+                slowest = SHEAF_MAX(slowest, flow_now() - before);
+                rounds++;
+        }
+        flow_close(session, dataset);
+        cr_assert_eq(rc, 0, "%s: %d", command, rc);
+        cr_expect_gt(flow_now() - start, 1, "it did not wait for the disk");
+        cr_expect_gt(rounds, 1);
+        cr_expect_lt(slowest, 2, "%s held all up", command);
+        printf("FIGURE: %.20s: %.1f s, %d others, slowest %.3f s\n", command,
+                flow_now() - start, rounds, slowest);
+}
+
+/* What a command says is durable, and nobody but who gave it waits for that.
+ */
+Test(store_faults, commands_wait_alone_for_a_slow_index, .timeout = 150)
+{
+        char command[400];
+
+        make_set();
+        flow_file(1, SMALL_BYTES, "../other/f");
+        flow_ok("sheaf add spare %s", flow_path("other"));
+        read_all();
+        cr_assert(flow_until(10, flow_stat("fetch.writing_bytes") == 0));
+        flow_faulty("write,sync path=/catalog delay=700\n");
+        snprintf(command, sizeof(command), "sheaf add more %s",
+                flow_path("other"));
+        beside_others(command);
+        beside_others("sheaf share --force spare all");
+        beside_others("sheaf rm spare");
+        flow_kill();
+        flow_faulty("%s", "");
+        flow_start();
+        flow_ok("sheaf warmup more");
+        cr_assert_neq(flow_run("sheaf warmup spare"), 0);
+        flow_stop();
+}
+
 /* ---- the directory goes away ---- */
 
 /* The file system dies under the cache: all goes on from memory and origin.
