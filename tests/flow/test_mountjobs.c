@@ -166,6 +166,25 @@ Test(mountjobs, reading_a_link_binds)
         flow_stop();
 }
 
+/* Programs that copy links read them whole, whatever size lstat showed. */
+Test(mountjobs, links_can_be_copied)
+{
+        const char *copy = flow_path("copy"), *tree = flow_path("tree");
+
+        serve();
+        flow_ok("mkdir %s; cd %s; cp -a . %s/cp; tar c . | tar x -C %s; "
+                "for i in *; do "
+                "test \"$(readlink $i)\" = \"$(readlink %s/cp/$i)\" && "
+                "test \"$(readlink $i)\" = \"$(readlink %s/$i)\" || exit 1; "
+                "done",
+                tree, slot_path("run", 0, -1), flow.base, tree, flow.base,
+                tree);
+        flow_ok("cp -rL %s %s; test $(cat %s/* | wc -c) = %d",
+                slot_path("run", 0, -1), copy, copy, FILES * LEN);
+        flow_umount(flow.mount);
+        flow_stop();
+}
+
 /* A reader in turn finds what comes bound and fetched, within the bound. */
 Test(mountjobs, what_comes_is_fetched)
 {

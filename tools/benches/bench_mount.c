@@ -4,6 +4,8 @@
  *   read    open, fstat, read, close of every file in random order
  *   stat    fstatat of every file in random order
  *   ls      ls -lR
+ *   slots   an epoch of a job: each slot's link, and the file behind it,
+ *           beside the files by their paths
  *
  * ext4 has two states: files re-read from disk lie in small folios of the
  * page cache, files written just now in larger ones, which copy out faster.
@@ -42,6 +44,17 @@ struct part {
         uint64_t from, to;
 };
 
+static void read_file(int root, const char *path, char *buf)
+{
+        int fd = openat(root, path, O_RDONLY | O_CLOEXEC);
+        struct stat st;
+
+        if (fd < 0 || fstat(fd, &st) ||
+                read(fd, buf, SIZE_BYTES + 1) != SIZE_BYTES)
+                bench_die("reading %s: %s", path, strerror(errno));
+        close(fd);
+}
+
 static void *visit(void *arg)
 {
         sheaf_autofree char *buf = malloc(SIZE_BYTES + 1);
@@ -52,18 +65,13 @@ static void *visit(void *arg)
                 bench_die("out of memory");
         for (uint64_t i = part->from; i < part->to; i++) {
                 const char *path = paths + i * PATH_SLOT;
-                int fd;
 
                 if (part->stat_only) {
                         if (fstatat(part->root, path, &st, 0))
                                 bench_die("stat %s: %s", path, strerror(errno));
                         continue;
                 }
-                fd = openat(part->root, path, O_RDONLY | O_CLOEXEC);
-                if (fd < 0 || fstat(fd, &st) ||
-                        read(fd, buf, SIZE_BYTES + 1) != SIZE_BYTES)
-                        bench_die("reading %s: %s", path, strerror(errno));
-                close(fd);
+                read_file(part->root, path, buf);
         }
         return NULL;
 }
@@ -110,6 +118,45 @@ static double list(const struct tree *tree)
         const char *const argv[] = { "ls", "-lR", tree->dir, NULL };
 
         return (double)bench_run(argv);
+}
+
+/* An epoch that nobody has read. */
+static double read_slots(const struct tree *mount)
+{
+        static unsigned int epoch;
+        sheaf_autofree char *buf = malloc(SIZE_BYTES + 1);
+        int width = snprintf(NULL, 0, "%llu", (unsigned long long)count - 1);
+        char dir[PATH_MAX + 64], name[32];
+        int64_t start = bench_clock_ns();
+        sheaf_autofd int root = -1;
+
+        snprintf(dir, sizeof(dir), "%s/.sheaf/jobs/bench/%u", mount->dir,
+                epoch++);
+        root = open(dir, O_DIRECTORY | O_CLOEXEC);
+        if (root < 0 || !buf)
+                bench_die("%s: %s", dir, strerror(errno));
+        for (uint64_t i = 0; i < count; i++) {
+                snprintf(name, sizeof(name), "%0*llu", width,
+                        (unsigned long long)i);
+                read_file(root, name, buf);
+        }
+        return (double)(bench_clock_ns() - start);
+}
+
+static void slots(const struct tree *mount, unsigned int rounds)
+{
+        struct bench_pairs pairs = { 0 };
+
+        read_slots(mount);
+        for (unsigned int i = 0; i < rounds; i++) {
+                double by_path = read_1(mount);
+
+                bench_pair_add(&pairs, read_slots(mount), by_path);
+        }
+        bench_emit("mount-slots-1",
+                bench_median(pairs.ours, pairs.count) / 1e3 / (double)count,
+                "us/file", "the same files by path",
+                bench_pairs_speedup(&pairs), BENCH_NO_GOAL);
 }
 
 static void versus(const char *name, double (*measure)(const struct tree *),
@@ -217,6 +264,7 @@ int main(int argc, char **argv)
         bench_emit("mount-ls-requests",
                 (requests() - before) / (options.rounds + 1), "requests", NULL,
                 0, BENCH_NO_GOAL);
+        slots(&mount, options.rounds);
         if (!options.cpu) /* its process is not counted */
                 beside_bindfs(&mount, &reread, options.rounds);
         free(paths);

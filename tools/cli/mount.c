@@ -358,7 +358,10 @@ const struct cli_verb cli_verb_mount = {
         .args = "NAME DIR",
         .brief = "show a dataset as files, read-only",
         .details = "A mount shows one version until --refresh; open files keep "
-                   "theirs even then.\n",
+                   "theirs even then.\n"
+                   "DIR/.sheaf/jobs/JOB/EPOCH/, which no listing shows, has "
+                   "each sample of an\nepoch once: links in the order that "
+                   "the daemon gives the job.\n",
         .examples = "sheaf mount imagenet /mnt/imagenet\n"
                     "sheaf mount --refresh /mnt/imagenet\n"
                     "sheaf umount /mnt/imagenet",

@@ -188,6 +188,7 @@ static struct sim_config biased(enum sim_policy policy, int jobs, bool pace)
         struct sim_config config = world(jobs, .2);
 
         config.policy = policy;
+        config.window = 10;
         config.samples = 1000;
         config.epochs = 210;
         config.warm = 8;
@@ -227,7 +228,7 @@ Test(sim, our_orders_are_neutral, .timeout = 120)
         } cells[] = {
                 { SIM_SHARED, 1, false }, { SIM_SHARED, 2, false },
                 { SIM_SHARED, 4, false }, { SIM_SHARED, 4, true },
-                { SIM_STRICT, 2, false },
+                { SIM_STRICT, 2, false }, { SIM_WINDOW, 2, false },
                 { SIM_MINIO, 2, false }, /* a plain shuffle: the measure */
         };
 
