@@ -377,6 +377,10 @@ static sheaf_verb *verb_of(Sheaf__Envelope__BodyCase body)
                 return sheaf_verb_revoke_grant;
         case SHEAF__ENVELOPE__BODY_LIST_GRANTS:
                 return sheaf_verb_list_grants;
+        case SHEAF__ENVELOPE__BODY_LIST_JOBS:
+                return sheaf_verb_list_jobs;
+        case SHEAF__ENVELOPE__BODY_REMOVE_JOB:
+                return sheaf_verb_remove_job;
         default:
                 return NULL;
         }

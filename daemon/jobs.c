@@ -241,13 +241,17 @@ static int job_new(struct sheaf_conn *conn, struct sheaf_jobs_cohort *cohort,
         job->uid = job->grant ? 0 : conn->who.uid;
         job->config = spec->config;
         job->files = cohort->version->fetch.listing.file_count;
-        job->digest = spec->subset;
+        job->digest = job->subset_name = spec->subset;
         job->fd = -1;
         TAILQ_INIT(&job->binds);
         rc = sheaf_live_job_paths(job);
         if (rc < 0) {
                 free(job);
                 return rc;
+        }
+        if (sheaf_jobs_removing(job)) {
+                free(job);
+                return -EBUSY;
         }
         if (!cohort->cohort)
                 job->fd = sheaf_steal_fd(&bind->subset_fd);
@@ -336,14 +340,30 @@ int sheaf_jobs_new(struct sheaf_daemon *daemon, struct sheaf_jobs **ret_jobs)
                 return -ENOMEM;
         jobs->daemon = daemon;
         LIST_INIT(&jobs->cohorts);
-        sheaf_jobs_sweep(jobs);
+        uv_idle_init(daemon->loop, &jobs->surveys);
+        jobs->surveys.data = jobs;
+        jobs->open_handles = 1;
+        sheaf_jobs_keep(jobs);
         *ret_jobs = jobs;
         return 0;
 }
 
+static void jobs_closed(uv_handle_t *handle)
+{
+        struct sheaf_jobs *jobs = handle->data;
+
+        if (--jobs->open_handles == 0)
+                free(jobs);
+}
+
 void sheaf_jobs_free(struct sheaf_jobs *jobs)
 {
-        free(jobs);
+        if (!jobs)
+                return;
+        jobs->stopped = true;
+        sheaf_registry_set_gone(jobs->daemon->registry, NULL, NULL);
+        uv_close((uv_handle_t *)&jobs->surveys, jobs_closed);
+        uv_close((uv_handle_t *)&jobs->keep, jobs_closed);
 }
 
 void sheaf_jobs_stats(

@@ -88,8 +88,54 @@ void sheaf_jobs_cancel(struct sheaf_bind *bind);
 /* @handle is closed: a cohort ends with the last one that uses it. */
 void sheaf_jobs_leave(struct sheaf_handle *handle);
 
+/* ---- what is kept ---- */
+
+/* A job that has journals. */
+struct sheaf_kept_job {
+        uint8_t uuid[16];        /* of the version */
+        char id[33];             /* name of its directory */
+        SheafRecord__Job *about; /* owned */
+        uint64_t epochs, newest, bytes;
+        uint32_t newest_high;
+        struct sheaf_kept_epoch {
+                uint64_t epoch;
+                struct sheaf_journal_sum sum;
+        } * each; /* owned, oldest first; NULL: not asked for */
+};
+
+/* Lists, and perhaps removes, jobs on the pool. */
+struct sheaf_kept_query {
+        /* Set before. */
+        struct sheaf_jobs *jobs;
+        bool all; /* of all users */
+        uid_t uid;
+        uint64_t grant;
+        char job[SHEAF_JOB_NAME_MAX + 1]; /* "": any */
+        uint8_t (*uuids)[16];             /* owned; versions to look at */
+        size_t uuid_count;
+        bool epochs, remove;
+        /* Once, on the loop: 0; -EBUSY: not removed, since somebody takes part;
+         * -errno. Then the query is the caller's. */
+        void (*done)(struct sheaf_kept_query *query, int rc);
+        /* out */
+        struct sheaf_kept_job *found; /* at most SHEAF_KEPT_MAX */
+        size_t count;
+        /* private */
+        uv_work_t work;
+        LIST_ENTRY(sheaf_kept_query) link;
+        int rc;
+};
+#define SHEAF_KEPT_MAX 16384
+
+void sheaf_kept_begin(struct sheaf_kept_query *query);
+void sheaf_kept_clear(struct sheaf_kept_query *query);
+/* Whether clients take part in it. */
+bool sheaf_kept_live(
+        const struct sheaf_jobs *jobs, const struct sheaf_kept_job *kept);
+
 struct sheaf_jobs_stats {
-        uint64_t jobs; /* now */
+        uint64_t jobs;          /* now */
+        uint64_t journal_bytes; /* now, on disk */
         /* monotonic */
         uint64_t bound, replaced, journal_errors;
         uint64_t repeats;  /* sessions that asked again for what was served */

@@ -229,6 +229,62 @@ static int make_restore(struct sheaf_live_job *job, struct sheaf_bind *bind,
         return 1;
 }
 
+/* ---- beginnings ---- */
+
+/* Samples looked at between two looks at the clock, and how long a slice is. */
+#define SURVEY_STEP     1024
+#define SURVEY_SLICE_NS SHEAF_NS_PER_MS
+
+static void surveyed(struct sheaf_jobs_cohort *cohort)
+{
+        struct sheaf_live_job *job;
+
+        cohort->surveying = false;
+        LIST_FOREACH (job, &cohort->live, link)
+                if (job->surveying) {
+                        job->surveying = false;
+                        job->surveyed = true;
+                        sheaf_live_job_advance(job);
+                        job->surveyed = false;
+                }
+        sheaf_cohort_survey_end(cohort->cohort);
+}
+
+void sheaf_jobs_survey(uv_idle_t *idle)
+{
+        struct sheaf_jobs *jobs = idle->data;
+        int64_t end_ns = sheaf_now_ns() + SURVEY_SLICE_NS;
+        struct sheaf_jobs_cohort *cohort;
+        int rc = 0;
+
+        LIST_FOREACH (cohort, &jobs->cohorts, link)
+                if (cohort->surveying)
+                        break;
+        if (!cohort) {
+                uv_idle_stop(idle);
+                return;
+        }
+        while (!rc && sheaf_now_ns() < end_ns)
+                rc = sheaf_cohort_survey(cohort->cohort, SURVEY_STEP);
+        /* Without memory the beginning fails, and says so. */
+        if (rc)
+                surveyed(cohort);
+}
+
+/* Whether the job has to wait until its cohort knows what is here. */
+static bool survey_first(struct sheaf_live_job *job, uint64_t epoch)
+{
+        struct sheaf_jobs_cohort *cohort = job->cohort;
+
+        if (job->surveyed || job->config.order != SHEAF_ORDER_SHARED ||
+                job->identity.samples <= SURVEY_STEP ||
+                sheaf_run_waits(job->job, epoch))
+                return false;
+        job->surveying = cohort->surveying = true;
+        uv_idle_start(&job->jobs->surveys, sheaf_jobs_survey);
+        return true;
+}
+
 /* ---- one after the other ---- */
 
 static bool lossy(const struct sheaf_live_job *job, uint64_t epoch)
@@ -236,7 +292,7 @@ static bool lossy(const struct sheaf_live_job *job, uint64_t epoch)
         return epoch >= job->lossy_from && epoch < job->lossy_to;
 }
 
-/* The next request. 1: the pool works, later; 0 done; -errno. What is
+/* The next request. 1: later; 0 done; -errno. What is
  * to be journalled is left in @bind. */
 static int do_one(struct sheaf_live_job *job, struct sheaf_bind *bind,
         const char **ret_why)
@@ -271,6 +327,8 @@ static int do_one(struct sheaf_live_job *job, struct sheaf_bind *bind,
         }
         switch (bind->mode) {
         case SHEAF_BIND:
+                if (!run && survey_first(job, bind->epoch))
+                        return 1;
                 return bind_now(job, bind, ret_why);
         case SHEAF_BIND_LOOK:
         case SHEAF_BIND_REPLAY:
@@ -289,7 +347,8 @@ void sheaf_live_job_advance(struct sheaf_live_job *job)
 {
         struct sheaf_bind *bind;
 
-        while (!job->working && (bind = TAILQ_FIRST(&job->binds))) {
+        while (!job->working && !job->surveying &&
+                (bind = TAILQ_FIRST(&job->binds))) {
                 const char *why = "out of memory";
                 int rc = do_one(job, bind, &why);
 

@@ -4,6 +4,8 @@
  *   jobs.c           cohorts, jobs: who takes part in what
  *   jobs_bind.c      requests of a job, one after the other
  *   jobs_journal.c   work on the pool: reading, writing, restoring
+ *   jobs_kept.c      journals on disk: bounded, gone with their versions
+ *   jobs_list.c      and listed, or removed by their owner
  *   jobs_ahead.c     what is here or coming */
 #ifndef SHEAF_DAEMON_JOBS_INTERNAL_H
 #define SHEAF_DAEMON_JOBS_INTERNAL_H
@@ -12,6 +14,7 @@
 #include "daemon/log.h"
 #include "proto/subset.h"
 
+#include <dirent.h>
 #include <limits.h>
 
 struct sheaf_coming;
@@ -26,6 +29,7 @@ struct sheaf_jobs_cohort {
         struct sheaf_cohort *cohort;     /* NULL until then */
         uint32_t users;                  /* seats */
         LIST_HEAD(, sheaf_live_job) live;
+        bool surveying; /* some job waits for it, to begin an epoch */
         /* Samples that are being fetched for a bind. */
         uint64_t *coming_bits;
         LIST_HEAD(, sheaf_coming) coming;
@@ -62,6 +66,7 @@ struct sheaf_live_job {
         struct sheaf_jobs *jobs;
         uint64_t number;
         char name[SHEAF_JOB_NAME_MAX + 1];
+        struct sheaf_digest subset_name;
         uint64_t grant;
         uid_t uid; /* 0 of a grant's */
         struct sheaf_journal_job identity;
@@ -84,12 +89,14 @@ struct sheaf_live_job {
         } recalled[SHEAF_RUNS_PER_JOB];
         uint32_t next_recalled;
         TAILQ_HEAD(, sheaf_bind) binds;
+        bool surveying; /* it waits for its cohort's */
+        bool surveyed;  /* that is over: it begins now */
         int64_t used_ns;
         /* of the pool's work: */
         uv_work_t work;
         bool working;
         enum sheaf_job_work task;
-        char parent[PATH_MAX - 160], dir[PATH_MAX];
+        char parent[PATH_MAX - 160], dir[PATH_MAX], id[33];
         struct sheaf_bind *writing; /* waits for it; NULL: gone */
         struct sheaf_journal_record *records;
         size_t record_count;
@@ -111,7 +118,14 @@ struct sheaf_jobs {
         LIST_HEAD(, sheaf_jobs_cohort) cohorts;
         struct sheaf_jobs_stats stats;
         struct sheaf_log_once journal_once, repeats_once;
-        uint64_t numbers; /* of jobs */
+        uint64_t numbers;  /* of jobs */
+        uv_idle_t surveys; /* runs while there are some */
+        uv_timer_t keep;   /* rings for jobs_kept.c */
+        int open_handles;
+        bool keeping; /* on the pool */
+        bool stopped;
+        uint64_t written_bytes; /* to journals, since the last look at them */
+        LIST_HEAD(, sheaf_kept_query) removals; /* under way */
 };
 
 /* ---- jobs.c ---- */
@@ -129,6 +143,8 @@ SHEAF_MUST_CHECK int sheaf_jobs_cohort_ready(
 /* Does what waits, until the pool has work to do. */
 void sheaf_live_job_advance(struct sheaf_live_job *job);
 void sheaf_bind_finish(struct sheaf_bind *bind, int rc, const char *why);
+/* A slice of the surveys under way. */
+void sheaf_jobs_survey(uv_idle_t *idle);
 
 /* ---- jobs_journal.c ---- */
 
@@ -137,9 +153,31 @@ void sheaf_bind_finish(struct sheaf_bind *bind, int rc, const char *why);
 SHEAF_MUST_CHECK int sheaf_live_job_paths(struct sheaf_live_job *job);
 /* Has @task done; the job advances after it. */
 void sheaf_live_job_work(struct sheaf_live_job *job, enum sheaf_job_work task);
-/* "jobs" in the cache directory, without what belongs to versions that are
- * gone. */
-void sheaf_jobs_sweep(struct sheaf_jobs *jobs);
+
+/* ---- jobs_kept.c ---- */
+
+/* Makes "jobs" in the cache directory and looks after it from now on: journals
+ * go with their versions; all of them together stay within a 32nd of the disk
+ * limit, or 4 GiB, the oldest epochs going first. */
+void sheaf_jobs_keep(struct sheaf_jobs *jobs);
+/* A version is gone: so are its journals. */
+void sheaf_jobs_version_gone(void *arg, const uint8_t uuid[16]);
+/* Journals grew by @bytes. */
+void sheaf_jobs_wrote(struct sheaf_jobs *jobs, uint64_t bytes);
+/* Any thread: a directory, or NULL; its next entry that is not hidden, or
+ * NULL; removes a directory of two levels. */
+DIR *sheaf_kept_list(int at, const char *name);
+const char *sheaf_kept_next(DIR *list);
+void sheaf_kept_remove(int at, const char *name);
+/* Free it with sheaf_record__job__free_unpacked; NULL: none. Any thread. */
+SheafRecord__Job *sheaf_kept_read_about(int dir);
+/* What the job is, for lists. Any thread. */
+void sheaf_kept_write_about(const struct sheaf_live_job *job);
+
+/* ---- jobs_list.c ---- */
+
+/* Whether one of that name is being removed. */
+bool sheaf_jobs_removing(const struct sheaf_live_job *job);
 
 /* ---- jobs_ahead.c ---- */
 

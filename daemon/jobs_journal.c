@@ -11,10 +11,11 @@
  * Threads: loop thread, but for work() and what it calls. */
 #include "daemon/jobs_internal.h"
 
-#include <dirent.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <sys/stat.h>
+
+/* About what a file costs beside its bytes. */
+#define NEW_FILE_BYTES 4096
 
 int sheaf_live_job_paths(struct sheaf_live_job *job)
 {
@@ -42,6 +43,7 @@ int sheaf_live_job_paths(struct sheaf_live_job *job)
         if (n < 0 || (size_t)n >= sizeof(job->parent))
                 return -ENAMETOOLONG;
         snprintf(job->dir, sizeof(job->dir), "%s/%s", job->parent, hex);
+        memcpy(job->id, hex, sizeof(job->id));
         return 0;
 }
 
@@ -129,11 +131,14 @@ static int work_append(struct sheaf_live_job *job)
         int rc = sheaf_journal_append(job->dir, job->epoch, job->begins,
                 job->records, job->record_count);
 
-        if (rc != -ENOENT)
-                return rc;
-        (void)mkdir(job->parent, 0700);
-        return sheaf_journal_append(job->dir, job->epoch, job->begins,
-                job->records, job->record_count);
+        if (rc == -ENOENT) {
+                (void)mkdir(job->parent, 0700);
+                rc = sheaf_journal_append(job->dir, job->epoch, job->begins,
+                        job->records, job->record_count);
+        }
+        if (rc == 0 && job->begins)
+                sheaf_kept_write_about(job);
+        return rc;
 }
 
 /* The records of a run that was recalled. */
@@ -255,6 +260,10 @@ static void has_written(struct sheaf_live_job *job)
         struct sheaf_bind *bind = sheaf_steal(&job->writing);
 
         free(sheaf_steal(&job->records));
+        if (job->rc == 0)
+                sheaf_jobs_wrote(
+                        job->jobs, job->record_count * sizeof(*job->records) +
+                                           (job->begins ? NEW_FILE_BYTES : 0));
         if (job->rc < 0) {
                 job->jobs->stats.journal_errors++;
                 if (job->lossy_to == job->lossy_from)
@@ -338,66 +347,4 @@ void sheaf_live_job_work(struct sheaf_live_job *job, enum sheaf_job_work task)
                 work(&job->work);
                 after_work(&job->work, 0);
         }
-}
-
-/* ---- what is gone ---- */
-
-static bool version_lives(struct sheaf_jobs *jobs, const char *hex)
-{
-        struct sheaf_reg_dataset *ds =
-                sheaf_registry_first(jobs->daemon->registry);
-        struct sheaf_reg_version *version;
-        char text[33];
-
-        for (; ds; ds = TAILQ_NEXT(ds, link))
-                TAILQ_FOREACH (version, &ds->versions, link) {
-                        for (int i = 0; i < 16; i++)
-                                snprintf(text + 2 * i, 3, "%02x",
-                                        version->record->uuid.data[i]);
-                        if (!strcmp(text, hex))
-                                return true;
-                }
-        return false;
-}
-
-/* Two levels: jobs, epochs. */
-static void remove_tree(int at, const char *name)
-{
-        int fd = openat(
-                at, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-        DIR *list = fd < 0 ? NULL : fdopendir(fd);
-        struct dirent *entry;
-
-        if (!list)
-                sheaf_close_p(&fd);
-        while (list && (entry = readdir(list))) {
-                if (*entry->d_name == '.')
-                        continue;
-                if (unlinkat(fd, entry->d_name, 0) && errno == EISDIR)
-                        remove_tree(fd, entry->d_name);
-        }
-        if (list)
-                closedir(list);
-        (void)unlinkat(at, name, AT_REMOVEDIR);
-}
-
-void sheaf_jobs_sweep(struct sheaf_jobs *jobs)
-{
-        char path[PATH_MAX];
-        struct dirent *entry;
-        DIR *list;
-
-        snprintf(
-                path, sizeof(path), "%s/jobs", jobs->daemon->config->cache_dir);
-        if (mkdir(path, 0700) && errno != EEXIST)
-                sheaf_log_rc(-errno, SHEAF_LOG_WARN, "no journals of jobs",
-                        "dir=%s", path);
-        list = opendir(path);
-        while (list && (entry = readdir(list))) {
-                if (strlen(entry->d_name) == 32 &&
-                        !version_lives(jobs, entry->d_name))
-                        remove_tree(dirfd(list), entry->d_name);
-        }
-        if (list)
-                closedir(list);
 }

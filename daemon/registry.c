@@ -255,6 +255,13 @@ void sheaf_registry_free(struct sheaf_registry *registry)
 
 /* ---- rights ---- */
 
+void sheaf_registry_set_gone(struct sheaf_registry *registry,
+        void (*gone)(void *arg, const uint8_t uuid[16]), void *arg)
+{
+        registry->gone = gone;
+        registry->gone_arg = arg;
+}
+
 void sheaf_registry_set_grant_check(struct sheaf_registry *registry,
         bool (*check)(void *arg, uint64_t grant, uint64_t dataset), void *arg)
 {

@@ -147,6 +147,10 @@ bool sheaf_registry_may_manage(const struct sheaf_reg_dataset *dataset,
 void sheaf_registry_set_grant_check(struct sheaf_registry *registry,
         bool (*check)(void *arg, uint64_t grant, uint64_t dataset), void *arg);
 
+/* Called when a version is gone for good; set by the jobs module. */
+void sheaf_registry_set_gone(struct sheaf_registry *registry,
+        void (*gone)(void *arg, const uint8_t uuid[16]), void *arg);
+
 /* ---- making ---- */
 
 /* A dataset without a version yet, not yet recorded. @origin_fd is

@@ -28,6 +28,8 @@ struct sheaf_registry {
         uint32_t domain_numbers;
         bool (*grant_check)(void *arg, uint64_t grant, uint64_t dataset);
         void *grant_arg;
+        void (*gone)(void *arg, const uint8_t uuid[16]); /* or NULL */
+        void *gone_arg;
         uv_timer_t sweep;
 };
 

@@ -399,6 +399,9 @@ static void version_remove(struct sheaf_reg_version *v)
         if (v->load == SHEAF_LOADED)
                 version_unload(v);
         sheaf_version_remove(v->dataset->registry->store, v->record->uuid.data);
+        if (v->dataset->registry->gone)
+                v->dataset->registry->gone(
+                        v->dataset->registry->gone_arg, v->record->uuid.data);
         free(v);
 }
 

@@ -40,6 +40,8 @@ int sheaf_cohort_new(const struct sheaf_cohort_config *config,
 
 void sheaf_cohort_free(struct sheaf_cohort *cohort)
 {
+        if (cohort)
+                sheaf_cohort_survey_end(cohort);
         free(cohort);
 }
 
@@ -78,7 +80,8 @@ int sheaf_job_new(struct sheaf_cohort *cohort,
         job->cohort = cohort;
         job->config = *config;
         if (config->order == SHEAF_ORDER_SHARED) {
-                job->bytes = sheaf_new(uint8_t, cohort->config.samples);
+                job->bytes =
+                        sheaf_new(uint8_t, (size_t)cohort->config.samples + 8);
                 if (!job->bytes) {
                         free(job);
                         return -ENOMEM;
@@ -106,7 +109,7 @@ void sheaf_run_free(struct sheaf_run *run)
         if (!run)
                 return;
         sheaf_run_complete(run);
-        free(run->replaced.entries);
+        sheaf_replaced_free(&run->replaced);
         free(run);
 }
 
@@ -127,6 +130,36 @@ void sheaf_job_free(struct sheaf_job *job)
         *at = job->next;
         free(job->bytes);
         free(job);
+}
+
+/* ---- what is here ---- */
+
+int sheaf_cohort_survey(struct sheaf_cohort *cohort, uint32_t count)
+{
+        const struct sheaf_cohort_config *config = &cohort->config;
+        uint32_t n = config->samples, end;
+
+        if (!cohort->surveyed)
+                cohort->surveyed = calloc(1, sheaf_bits_bytes(n));
+        if (!cohort->surveyed)
+                return -ENOMEM;
+        end = cohort->survey_count + SHEAF_MIN(count, n - cohort->survey_count);
+        for (uint32_t x = cohort->survey_count; x < end; x++)
+                if (config->here(config->arg, x))
+                        sheaf_bit_set(cohort->surveyed, x);
+        cohort->survey_count = end;
+        return end == n;
+}
+
+bool sheaf_cohort_surveyed(const struct sheaf_cohort *cohort)
+{
+        return cohort->survey_count == cohort->config.samples;
+}
+
+void sheaf_cohort_survey_end(struct sheaf_cohort *cohort)
+{
+        free(sheaf_steal(&cohort->surveyed));
+        cohort->survey_count = 0;
 }
 
 /* ---- mates and pace ---- */
@@ -268,26 +301,49 @@ static void choose_targets(struct sheaf_run *run)
                 &run->targets, n, sheaf_random(&cohort->random), run->family);
 }
 
+/* Bit i of the low byte as byte i: 0 or 1. */
+static uint64_t spread(uint64_t byte)
+{
+        const uint64_t ones = UINT64_C(0x0101010101010101);
+
+        byte = (byte & 0xff) * ones & UINT64_C(0x8040201008040201);
+        return (byte + ones * 0x7f) >> 7 & ones;
+}
+
+/* Eight samples at once, since it holds up the daemon's loop: sample i is byte
+ * i of a word, and bit i of @cached and @left. */
+static void stratify_eight(uint8_t *bytes, uint64_t cached, uint64_t left)
+{
+        const uint64_t bins = UINT64_C(0x0101010101010101) * (SHEAF_BINS - 1);
+        uint64_t word, bin;
+
+        _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "");
+        memcpy(&word, bytes, sizeof(word));
+        bin = (word >> SHEAF_BIN_SHIFT & bins) |
+              spread(left) * (SHEAF_BINS - 1);
+        word = bin << SHEAF_BIN_SHIFT | spread(cached) * SHEAF_BINS | bin;
+        memcpy(bytes, &word, sizeof(word));
+}
+
 /* A sample that the run before this one has not read counts as its last: an
  * epoch that is cut short must not leave a bin of some older one, or what two
  * jobs exchange would come again, and the rest late. */
 static void stratify(struct sheaf_run *run)
 {
-        const struct sheaf_cohort_config *config = &run->job->cohort->config;
+        const struct sheaf_cohort *cohort = run->job->cohort;
         const uint64_t *left = run->older ? run->older->unread : NULL;
         uint8_t *bytes = run->job->bytes;
+        uint32_t n = cohort->config.samples;
 
         if (run->older)
                 run->older->stratum = NULL; /* invariant 3 */
         run->stratum = bytes;
-        for (uint32_t x = 0; x < config->samples; x++) {
-                uint8_t bin = bytes[x] >> SHEAF_BIN_SHIFT;
-                uint8_t cached = config->here(config->arg, x);
+        for (uint32_t x = 0; x < n; x += 8) {
+                uint64_t cached = cohort->surveyed[x / 64] >> x % 64;
 
-                if (left && sheaf_bit(left, x))
-                        bin = SHEAF_BINS - 1;
-                bytes[x] = (uint8_t)(bin << SHEAF_BIN_SHIFT |
-                                     cached * SHEAF_BINS | bin);
+                /* there is room for eight at the end */
+                stratify_eight(
+                        bytes + x, cached, left ? left[x / 64] >> x % 64 : 0);
         }
 }
 
@@ -314,6 +370,7 @@ struct sheaf_run *sheaf_run_new(
         run->unread = malloc(sheaf_bits_bytes(n));
         run->bound = calloc(1, sheaf_bits_bytes(n));
         run->targets.n = n;
+        sheaf_replaced_init(&run->replaced, n);
         if (!run->unread || !run->bound ||
                 (config->order == SHEAF_ORDER_WINDOW &&
                         blocks(run, config->window) < 0)) {
@@ -417,13 +474,20 @@ struct sheaf_run *sheaf_run_find(struct sheaf_job *job, uint64_t epoch)
         return NULL;
 }
 
+bool sheaf_run_waits(const struct sheaf_job *job, uint64_t epoch)
+{
+        return job->runs && !job->runs->named && epoch >= job->runs->epoch;
+}
+
 int sheaf_run_begin(
         struct sheaf_job *job, uint64_t epoch, struct sheaf_run **ret_run)
 {
-        int rc;
+        struct sheaf_cohort *cohort = job->cohort;
+        bool surveyed;
+        int rc = 0;
 
-        /* begun by a mate: whichever epoch comes next */
-        if (job->runs && !job->runs->named && epoch >= job->runs->epoch) {
+        /* whichever epoch comes next */
+        if (sheaf_run_waits(job, epoch)) {
                 job->runs->epoch = epoch;
                 job->runs->named = true;
         }
@@ -432,13 +496,20 @@ int sheaf_run_begin(
                 return 0;
         if (epoch < job->ended)
                 return -ESTALE;
-        rc = add_run(job, epoch, ret_run);
-        if (rc < 0)
-                return rc;
-        (*ret_run)->named = true;
+        surveyed = sheaf_cohort_surveyed(cohort);
         if (job->config.order == SHEAF_ORDER_SHARED)
-                begin_mates(job);
-        return 0;
+                while ((rc = sheaf_cohort_survey(cohort, UINT32_MAX)) == 0)
+                        ;
+        if (rc >= 0)
+                rc = add_run(job, epoch, ret_run);
+        if (rc == 0) {
+                (*ret_run)->named = true;
+                if (job->config.order == SHEAF_ORDER_SHARED)
+                        begin_mates(job);
+        }
+        if (!surveyed)
+                sheaf_cohort_survey_end(cohort);
+        return rc;
 }
 
 void sheaf_run_identity(
@@ -465,7 +536,7 @@ size_t sheaf_cohort_memory(const struct sheaf_cohort *cohort)
                         bytes += sizeof(*run);
                         if (run->unread)
                                 bytes += 2 * sheaf_bits_bytes((uint32_t)n);
-                        bytes += run->replaced.cap * sizeof(uint64_t);
+                        bytes += sheaf_replaced_bytes(&run->replaced);
                         for (int s = 0; s < SHEAF_STRATA; s++)
                                 bytes += ((size_t)run->offers[s].cap +
                                                  run->owed[s].cap) *

@@ -64,8 +64,7 @@ struct sheaf_journal_record sheaf_journal_replaced(
 
 /* ---- files ---- */
 
-/* An epoch's name is its number alone. */
-static bool epoch_of(const char *name, uint64_t *ret_epoch)
+bool sheaf_journal_name(const char *name, uint64_t *ret_epoch)
 {
         char *end;
 
@@ -95,7 +94,7 @@ static int newest(
                 uint64_t epoch;
                 size_t at;
 
-                if (!epoch_of(entry->d_name, &epoch))
+                if (!sheaf_journal_name(entry->d_name, &epoch))
                         continue;
                 for (at = count; at && epochs[at - 1] < epoch; at--)
                         if (at < SHEAF_JOURNAL_EPOCHS)
@@ -129,15 +128,15 @@ int sheaf_journal_append(const char *dir, uint64_t epoch, bool begins,
         sheaf_autofd int at = -1, fd = -1;
         char name[24];
 
-        if (mkdir(dir, 0700) && errno != EEXIST)
+        if (begins && mkdir(dir, 0700) && errno != EEXIST)
                 return -errno;
         at = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
         if (at < 0)
                 return -errno;
         snprintf(name, sizeof(name), "%llu", (unsigned long long)epoch);
         fd = openat(at, name,
-                O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | O_NOFOLLOW |
-                        (begins ? O_TRUNC : 0),
+                O_WRONLY | O_APPEND | O_CLOEXEC | O_NOFOLLOW |
+                        (begins ? O_CREAT | O_TRUNC : 0),
                 0600);
         if (fd < 0)
                 return -errno;
@@ -343,4 +342,38 @@ void sheaf_journal_clear(struct sheaf_journal *journal)
         for (size_t i = 0; i < SHEAF_JOURNAL_EPOCHS; i++)
                 free(journal->replaced[i]);
         *journal = (struct sheaf_journal){ 0 };
+}
+
+int sheaf_journal_sum(
+        int dir, uint64_t epoch, struct sheaf_journal_sum *ret_sum)
+{
+        struct sheaf_journal_record records[512];
+        struct sheaf_journal_sum sum = { 0 };
+        sheaf_autofd int fd = -1;
+        struct stat st;
+        char name[24];
+
+        snprintf(name, sizeof(name), "%llu", (unsigned long long)epoch);
+        fd = openat(dir, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+        if (fd < 0 || fstat(fd, &st))
+                return -errno;
+        sum.bytes = (uint64_t)st.st_blocks * 512;
+        for (off_t at = 0; at < st.st_size;) {
+                ssize_t n = pread(fd, records, sizeof(records), at);
+
+                if (n < 0 && errno == EINTR)
+                        continue;
+                if (n < 0)
+                        return -errno;
+                for (size_t i = 0; i < (size_t)n / sizeof(records[0]); i++) {
+                        if (records[i].kind == MARK)
+                                sum.high = SHEAF_MAX(sum.high, records[i].a);
+                        sum.replaced += records[i].kind == REPLACED;
+                }
+                if (n < (ssize_t)sizeof(records))
+                        break;
+                at += n;
+        }
+        *ret_sum = sum;
+        return 0;
 }

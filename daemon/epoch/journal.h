@@ -36,8 +36,8 @@ struct sheaf_journal_record sheaf_journal_mark(uint32_t high);
 struct sheaf_journal_record sheaf_journal_replaced(
         uint32_t slot, uint32_t sample);
 
-/* Appends to the file of @epoch, which is made with its directory (one level)
- * if absent; with @begins it is empty before. -errno. */
+/* Appends to the file of @epoch. With @begins it is made with its directory
+ * (one level) if absent, and empty before. -errno: -ENOENT. */
 SHEAF_MUST_CHECK int sheaf_journal_append(const char *dir, uint64_t epoch,
         bool begins, const struct sheaf_journal_record *records, size_t count);
 
@@ -62,5 +62,15 @@ SHEAF_MUST_CHECK int sheaf_journal_load(const char *dir, uint64_t epoch,
         const struct sheaf_journal_job *job, struct sheaf_journal *ret_journal,
         const char **ret_field);
 void sheaf_journal_clear(struct sheaf_journal *journal);
+
+/* An epoch's number from a file's name, which is that alone. */
+bool sheaf_journal_name(const char *name, uint64_t *ret_epoch);
+struct sheaf_journal_sum {
+        uint32_t high, replaced;
+        uint64_t bytes; /* on disk */
+};
+/* Sums an epoch's file up, @dir being its directory's descriptor. -errno. */
+SHEAF_MUST_CHECK int sheaf_journal_sum(
+        int dir, uint64_t epoch, struct sheaf_journal_sum *ret_sum);
 
 #endif

@@ -73,6 +73,15 @@ void sheaf_cohort_set_supply(
  * should hold as many samples. */
 uint32_t sheaf_cohort_gap(const struct sheaf_cohort *cohort);
 
+/* Looks at @count samples more, whether they are here, for runs that are begun
+ * after it: so a run of many samples begins in slices. 1: at all of them;
+ * 0: there are more; -ENOMEM. Without it a run's beginning looks itself. */
+SHEAF_MUST_CHECK int sheaf_cohort_survey(
+        struct sheaf_cohort *cohort, uint32_t count);
+bool sheaf_cohort_surveyed(const struct sheaf_cohort *cohort);
+/* What was seen counts no more. */
+void sheaf_cohort_survey_end(struct sheaf_cohort *cohort);
+
 struct sheaf_job_config {
         enum sheaf_order order;
         uint64_t seed;   /* of the permutations of window and strict */
@@ -96,9 +105,11 @@ int64_t sheaf_job_not_before(struct sheaf_job *job, int64_t now_ns);
 /* The run of @epoch, begun if it is not: then what is here now counts as here
  * at the start. A job keeps SHEAF_RUNS_PER_JOB runs; the one that was not used
  * for the longest time ends when one more comes. -ENOMEM; -ESTALE: it has
- * ended already. O(samples). */
+ * ended already. O(samples), about a nanosecond each if surveyed. */
 SHEAF_MUST_CHECK int sheaf_run_begin(
         struct sheaf_job *job, uint64_t epoch, struct sheaf_run **ret_run);
+/* Whether a mate began it already: it needs no survey. */
+bool sheaf_run_waits(const struct sheaf_job *job, uint64_t epoch);
 /* The same if it was begun, else NULL. */
 struct sheaf_run *sheaf_run_find(struct sheaf_job *job, uint64_t epoch);
 

@@ -60,6 +60,8 @@ struct sheaf_cohort {
         uint64_t families;
         uint64_t uses; /* of runs, counted */
         double origin_rate, cached;
+        uint64_t *surveyed; /* bit a sample: it is here; or NULL */
+        uint32_t survey_count;
 };
 
 static inline bool sheaf_bit(const uint64_t *bits, uint32_t i)

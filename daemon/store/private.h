@@ -412,6 +412,7 @@ struct sheaf_store {
         size_t bad_count;
 
         uint64_t segment_disk_bytes, meta_bytes, version_meta_bytes;
+        uint64_t journal_bytes;  /* of jobs, as the owner told */
         uint64_t reserved_bytes; /* by writes and segments under way */
 
         uv_timer_t timer;   /* idle flush, retries */

@@ -84,7 +84,12 @@ uint64_t sheaf_space_used(const struct sheaf_store *store)
 {
         return store->segment_disk_bytes + store->plain_bytes +
                store->doomed_bytes + store->meta_bytes +
-               store->version_meta_bytes;
+               store->version_meta_bytes + store->journal_bytes;
+}
+
+void sheaf_store_set_journals(struct sheaf_store *store, uint64_t bytes)
+{
+        store->journal_bytes = bytes;
 }
 
 /* Room that the catalog will want for what it does not hold yet. */

@@ -99,6 +99,8 @@ SHEAF_MUST_CHECK int sheaf_store_next(
 
 /* Takes some numbers of a counter in advance, behind. */
 void sheaf_store_reserve(struct sheaf_store *store, const char *counter);
+/* What "jobs" holds on disk, as its owner counts it: part of the limit. */
+void sheaf_store_set_journals(struct sheaf_store *store, uint64_t bytes);
 
 /* ---- versions ---- */
 

@@ -347,6 +347,7 @@ static void server_metrics(struct sheet *s)
         counter(s, "fetch.hash_ns", "", fetch.hash_ns);
         counter(s, "fetch.hashed_bytes", "", fetch.hashed_bytes);
         gauge(s, "jobs.live", "", jobs.jobs);
+        gauge(s, "jobs.journal_bytes", "", jobs.journal_bytes);
         counter(s, "jobs.bound", "", jobs.bound);
         counter(s, "jobs.replaced", "", jobs.replaced);
         counter(s, "jobs.journal_errors", "", jobs.journal_errors);

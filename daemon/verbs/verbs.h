@@ -15,6 +15,8 @@ sheaf_verb sheaf_verb_hello, sheaf_verb_open_dataset, sheaf_verb_close_dataset,
 sheaf_verb sheaf_verb_fetch;
 /* bind.c */
 sheaf_verb sheaf_verb_bind;
+/* job.c */
+sheaf_verb sheaf_verb_list_jobs, sheaf_verb_remove_job;
 /* plain.c */
 sheaf_verb sheaf_verb_open_plain, sheaf_verb_close_plain;
 /* add.c */

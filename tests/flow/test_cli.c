@@ -48,7 +48,7 @@ static json_int_t number(json_t *root, const char *name)
 
 static const char *const verbs[] = { "add", "ls", "rm", "seal", "verify",
         "update", "share", "mount", "umount", "warmup", "stats", "status",
-        "grant", "doctor", "completion", "version" };
+        "grant", "job", "doctor", "completion", "version" };
 
 Test(cli, help_of_every_verb_without_a_daemon)
 {
@@ -70,7 +70,8 @@ Test(cli, no_daemon_is_exit_code_3)
 {
         static const char *const lines[] = { "add n /tmp", "ls", "rm n",
                 "seal n", "verify n", "update n", "share n all", "warmup n",
-                "stats", "status", "grant --list", "mount n /tmp" };
+                "stats", "status", "grant --list", "job ls", "job rm n j",
+                "mount n /tmp" };
 
         for (size_t i = 0; i < SHEAF_ARRAY_LEN(lines); i++) {
                 cr_assert_eq(flow_run("sheaf %s", lines[i]), 3, "%s: %d %s",
@@ -85,7 +86,8 @@ Test(cli, unknown_names_are_exit_code_4)
 {
         static const char *const lines[] = { "ls none", "rm none", "seal none",
                 "verify none", "update none", "share none all", "warmup none",
-                "stats none", "grant none --dir /tmp" };
+                "stats none", "grant none --dir /tmp", "job ls none",
+                "job show none j", "job rm none j" };
 
         setup();
         for (size_t i = 0; i < SHEAF_ARRAY_LEN(lines); i++) {

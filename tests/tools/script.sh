@@ -31,6 +31,8 @@ expect 2 'group:' share n everybody
 expect 2 'exclude each other' warmup n --check --evict
 expect 2 'not a size' warmup n --rate fast
 expect 2 'one of --dir' grant n
+expect 2 'ls, show or rm' job n
+expect 2 'a dataset and a job' job rm n
 expect 2 'bash, zsh or fish' completion csh
 expect 3 "$work/none.sock" ls
 expect 3 '"exit": 3' ls --json

@@ -46,6 +46,8 @@ static void bash(void)
                 printf("'");
                 if (!strcmp(v->name, "completion"))
                         printf("; words+=' bash zsh fish'");
+                if (!strcmp(v->name, "job"))
+                        printf("; words+=' ls show rm'");
                 if (takes(v, "NAME") && strcmp(v->name, "add"))
                         printf("; [[ $cur == -* ]] || words+=\" $(_sheaf_names"
                                ")\"");
