@@ -135,6 +135,7 @@ void sheaf_check_step(struct sheaf_store *store)
                 sheaf_disk_submit(store->disk, &check->io);
                 return;
         }
+        sheaf_plain_check_step(store);
 }
 
 void sheaf_catalog_sweep(struct sheaf_store *store)

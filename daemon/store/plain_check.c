@@ -8,7 +8,9 @@
  *    differs is unchecked
  *  3 what a read dropped, or a write replaced, while a check ran is no longer
  *    what the check saw: it neither counts that nor drops it
- *  4 it is opened through a private read-only mount, since a descriptor of
+ *  4 a whole file that a stop left unchecked is checked behind, one at a
+ *    time, whether somebody wants it or not
+ *  5 it is opened through a private read-only mount, since a descriptor of
  *    another kind can be reopened for writing by root in a container */
 #include "daemon/store/private.h"
 
@@ -20,6 +22,9 @@
 #define CLONE_FLAGS (1 /* OPEN_TREE_CLONE */ | O_CLOEXEC)
 #define ATTR_RDONLY UINT64_C(1) /* MOUNT_ATTR_RDONLY */
 
+#define STEP_BUCKETS 256
+#define AGAIN_NS     (60 * SHEAF_NS_PER_SEC) /* what could not be marked */
+
 struct check {
         struct sheaf_disk_io io;
         struct sheaf_store *store;
@@ -27,6 +32,7 @@ struct check {
         struct sheaf_digest *digests; /* as they were at the start */
         bool *wrong, *changed;
         bool hash, marking;
+        bool behind; /* nobody waits for it */
         int fd, map_fd;
         struct sheaf_disk_mark mark;
 };
@@ -141,6 +147,8 @@ static void check_end(struct check *check)
         struct sheaf_store *store = check->store;
         struct sheaf_plain *plain = check->plain;
 
+        if (check->behind)
+                store->check_running = false;
         plain->checking = false;
         plain->changed = NULL;
         sheaf_file_leave(store, &plain->file);
@@ -204,14 +212,14 @@ static void check_done(struct sheaf_disk_io *io, int rc)
         check_end(check);
 }
 
-void sheaf_plain_check(struct sheaf_store *store, struct sheaf_plain *plain)
+static void check_start(
+        struct sheaf_store *store, struct sheaf_plain *plain, bool behind)
 {
         struct check *check;
         char name[48], map_name[48];
         int rc;
 
-        if (plain->checking || plain->doomed || !sheaf_plain_complete(plain))
-                return;
+        plain->checked_ns = sheaf_now_ns();
         check = sheaf_new(struct check, 1);
         if (!check)
                 return;
@@ -236,6 +244,8 @@ void sheaf_plain_check(struct sheaf_store *store, struct sheaf_plain *plain)
                 plain->chunk_count * sizeof(*check->digests));
         check->store = store;
         check->plain = plain;
+        check->behind = behind;
+        store->check_running |= behind;
         check->hash = !plain->fresh;
         check->fd = plain->file.fd;
         check->map_fd = plain->map.fd;
@@ -246,6 +256,36 @@ void sheaf_plain_check(struct sheaf_store *store, struct sheaf_plain *plain)
         plain->changed = check->changed;
         sheaf_plain_enter(plain);
         sheaf_disk_submit(store->disk, &check->io);
+}
+
+static bool may_check(const struct sheaf_plain *plain)
+{
+        return !plain->checking && !plain->doomed &&
+               sheaf_plain_complete(plain);
+}
+
+void sheaf_plain_check(struct sheaf_store *store, struct sheaf_plain *plain)
+{
+        if (may_check(plain))
+                check_start(store, plain, false);
+}
+
+void sheaf_plain_check_step(struct sheaf_store *store)
+{
+        int64_t now_ns = sheaf_now_ns();
+
+        for (int n = 0; n < STEP_BUCKETS; n++) {
+                size_t b = store->check_at++ % SHEAF_PLAIN_BUCKETS;
+
+                for (struct sheaf_plain *p = store->plains[b]; p; p = p->next) {
+                        if (p->marked || !may_check(p) ||
+                                (p->checked_ns &&
+                                        now_ns - p->checked_ns < AGAIN_NS))
+                                continue;
+                        check_start(store, p, true);
+                        return;
+                }
+        }
 }
 
 static void sync_name(

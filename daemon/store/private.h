@@ -251,6 +251,7 @@ struct sheaf_plain {
         unsigned int busy, leases;
         bool fresh; /* all of it was written in this run */
         bool checking;
+        int64_t checked_ns; /* when a check last began; 0: not in this run */
         bool *changed; /* chunks dropped or written during the check, or NULL */
         bool doomed;   /* unlinked; freed when nobody uses it */
         bool marked;
@@ -274,6 +275,8 @@ void sheaf_plain_forget_chunk(
         struct sheaf_store *store, struct sheaf_plain *plain, uint64_t index);
 /* Hashes what was not written in this run, syncs and marks. */
 void sheaf_plain_check(struct sheaf_store *store, struct sheaf_plain *plain);
+/* The same for one that nobody asked for, if there is one. */
+void sheaf_plain_check_step(struct sheaf_store *store);
 /* Syncs files and maps that bear no mark: what a clean stop keeps. Blocks. */
 void sheaf_plain_sync(struct sheaf_store *store);
 /* Reads NODE.map; used by recovery. */
@@ -425,7 +428,8 @@ struct sheaf_store {
         struct sheaf_store_read **wait_tail[SHEAF_BUFFER_CLASSES];
 
         struct sheaf_recovered recovered;
-        bool check_running;
+        bool check_running; /* behind: of a segment or a plain file */
+        size_t check_at;    /* the bucket of plain files that is next */
         struct sheaf_digest sweep_after; /* catalog sweep's position */
         bool sweep_running;
         void *sweep;           /* DIR * of the cleaning behind, or NULL */

@@ -232,3 +232,30 @@ Test(plain, give_way_to_the_limit)
         cr_assert_leq(kit_stats(&kit).bytes_used, kit.config.bytes_max);
         kit_end(&kit);
 }
+
+/* A whole file that a stop left unchecked is marked though nobody asks. */
+Test(plain, whole_files_are_checked_behind)
+{
+        struct kit kit;
+        struct kit_version v;
+        struct sheaf_plain *plain;
+        struct sheaf_place place;
+        char path[128];
+
+        kit_begin(&kit, 64 * SHEAF_MIB);
+        kit_version(&kit, &v, 1, 7, sizes, 2, 1);
+        cr_assert_eq(kit_write_all(&kit, &v), v.listing.chunk_count);
+        kit_container(&kit, &v, 0, path, &place);
+        plain = sheaf_plain_find(kit.store, sheaf_place_node(&place));
+        wait_checked(&kit, plain);
+        cr_assert(plain->marked);
+        /* As a start finds it whose predecessor was killed before that. */
+        plain->marked = plain->fresh = false;
+        plain->checked_ns = 0;
+        for (int i = 0; i < 400 && !plain->marked; i++)
+                kit_wait_ms(&kit, 50);
+        cr_assert(plain->marked);
+        cr_assert_eq(kit_stats(&kit).bad_payloads, 0);
+        kit_end(&kit);
+        kit_version_end(&v);
+}
