@@ -52,7 +52,7 @@ void doctor_line(struct doctor *doctor, enum doctor_level level,
                 json_object_set_new(
                         o, "level", json_string(level_names[level]));
                 cli_json_text(o, "found", found, strlen(found));
-                if (remedy)
+                if (remedy && level != DOCTOR_OK)
                         cli_json_text(o, "remedy", remedy, strlen(remedy));
                 json_array_append_new(doctor->list, o);
                 return;

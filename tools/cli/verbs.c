@@ -57,8 +57,8 @@ static void help_all(void)
         for (size_t i = 0; cli_verbs[i]; i++) {
                 char text[64];
 
-                snprintf(text, sizeof(text), "%s %s", cli_verbs[i]->name,
-                        cli_verbs[i]->args);
+                snprintf(text, sizeof(text), "%s%s%s", cli_verbs[i]->name,
+                        *cli_verbs[i]->args ? " " : "", cli_verbs[i]->args);
                 printf("  %-22s %s\n", text, cli_verbs[i]->brief);
         }
         printf("\nOptions of every verb:\n");
@@ -128,9 +128,10 @@ int cli_usage(const struct cli *cli, const char *format, ...)
         complain(cli, text);
         if (cli->verb)
                 fprintf(stderr,
-                        "usage: sheaf %s %s\n"
+                        "usage: sheaf %s%s%s\n"
                         "see 'sheaf %s --help'\n",
-                        cli->verb->name, cli->verb->args, cli->verb->name);
+                        cli->verb->name, *cli->verb->args ? " " : "",
+                        cli->verb->args, cli->verb->name);
         else
                 fprintf(stderr, "see 'sheaf --help'\n");
         if (cli->json)
