@@ -45,6 +45,7 @@ struct sheaf_daemon {
         struct sheaf_health *health;
         struct sheaf_jobs *jobs;
         uint64_t hint_items; /* of all clients */
+        uint64_t tour_items; /* under way for warmups and seals */
         int64_t started_ns;
         uint8_t instance[16];
 };

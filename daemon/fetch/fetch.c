@@ -195,6 +195,14 @@ int sheaf_fetch(struct sheaf_fetcher *fetcher, struct sheaf_fetch *fetch)
         return 0;
 }
 
+bool sheaf_fetch_is_writing(struct sheaf_fetcher *fetcher,
+        const struct sheaf_fetch_version *version, uint64_t chunk)
+{
+        const struct sheaf_flight *f = flight_find(fetcher, version, chunk);
+
+        return f && f->state == SHEAF_FLIGHT_WRITING;
+}
+
 /* Takes a flight that nobody works on out of its queue; false: it is in the
  * hands of store, origin or pool. */
 static bool unqueue(struct sheaf_flight *f)

@@ -105,6 +105,9 @@ void sheaf_fetcher_free(struct sheaf_fetcher *fetcher);
 /* 0; -ENOMEM, then @done is not called. */
 SHEAF_MUST_CHECK int sheaf_fetch(
         struct sheaf_fetcher *fetcher, struct sheaf_fetch *fetch);
+/* Whether that chunk is verified, and being written to disk. */
+bool sheaf_fetch_is_writing(struct sheaf_fetcher *fetcher,
+        const struct sheaf_fetch_version *version, uint64_t chunk);
 /* @done will not be called; the flight goes on for others, or to the disk. */
 void sheaf_fetch_cancel(
         struct sheaf_fetcher *fetcher, struct sheaf_fetch *fetch);

@@ -2,6 +2,9 @@
 /* Evict and the cached state of paths: walks over chunks that need no I/O,
  * some thousand a turn of the loop.
  *
+ *  1 what was being written to disk when evict came to it goes when it has
+ *    arrived, so that nothing of before is there afterwards
+ *
  * Threads: loop thread. */
 #include "daemon/verbs/paths.h"
 #include "daemon/verbs/verbs.h"
@@ -9,6 +12,16 @@
 #include <stdio.h>
 
 #define TURN_CHUNKS 8192
+#define LATE_MAX    256 /* waited for at once */
+
+struct census;
+
+/* A chunk that was on its way to disk when it was to be evicted. */
+struct late {
+        struct sheaf_fetch fetch; /* first */
+        LIST_ENTRY(late) link;
+        struct census *census;
+};
 
 struct census {
         struct sheaf_call call; /* first */
@@ -20,7 +33,9 @@ struct census {
         Sheaf__Envelope *env; /* owned */
         size_t path_count;
         const ProtobufCBinaryData *paths;
-        bool evict, memory_only, held;
+        bool evict, memory_only, held, walked;
+        LIST_HEAD(, late) lates;
+        uint32_t late_count;
         Sheaf__CachedAnswer sum;
 };
 
@@ -35,6 +50,13 @@ static void census_closed(uv_handle_t *handle)
 
 static void census_end(struct census *c)
 {
+        struct late *late;
+
+        while ((late = LIST_FIRST(&c->lates))) {
+                sheaf_fetch_cancel(c->daemon->fetcher, &late->fetch);
+                LIST_REMOVE(late, link);
+                free(late);
+        }
         if (c->held)
                 sheaf_registry_unhold(c->opening.version);
         c->dataset->busy--;
@@ -100,25 +122,89 @@ static void look_at(struct census *c, uint32_t entry, uint32_t index)
                 c->sum.cached_bytes += ref.len_bytes;
 }
 
+static void census_answer(struct census *c)
+{
+        Sheaf__Envelope env = SHEAF__ENVELOPE__INIT;
+        struct sheaf_conn *conn = c->call.conn;
+
+        env.id = c->call.id;
+        env.body_case = SHEAF__ENVELOPE__BODY_CACHED_ANSWER;
+        env.cached_answer = &c->sum;
+        sheaf_call_end(&c->call);
+        sheaf_conn_send(conn, &env, NULL, 0);
+        census_end(c);
+}
+
+static void census_more(uv_idle_t *idle);
+
+static void late_done(
+        struct sheaf_fetch *fetch, int rc, const void *bytes, const char *why)
+{
+        struct late *late = (struct late *)fetch;
+        struct census *c = late->census;
+
+        (void)rc; /* what did not come is not there */
+        (void)bytes;
+        (void)why;
+        LIST_REMOVE(late, link);
+        c->late_count--;
+        look_at(c, fetch->entry, fetch->index);
+        free(late);
+        if (!c->walked)
+                uv_idle_start(&c->more, census_more);
+        else if (!c->late_count)
+                census_answer(c);
+}
+
+/* Evicts what is on its way to disk when it has arrived; false: there is
+ * nothing, or no memory for that. */
+static bool wait_for(struct census *c, uint32_t entry, uint32_t index)
+{
+        struct sheaf_reg_version *v = c->opening.version;
+        struct late *late;
+
+        if (!c->evict || c->memory_only ||
+                !sheaf_fetch_is_writing(c->daemon->fetcher, &v->fetch,
+                        v->fetch.listing.entries[entry].first_chunk + index))
+                return false;
+        late = sheaf_new(struct late, 1);
+        if (!late)
+                return false;
+        late->census = c;
+        late->fetch = (struct sheaf_fetch){ .version = &v->fetch,
+                .entry = entry,
+                .index = index,
+                .lane = c->call.conn->number,
+                .durable = true,
+                .done = late_done };
+        if (sheaf_fetch(c->daemon->fetcher, &late->fetch)) {
+                free(late);
+                return false;
+        }
+        LIST_INSERT_HEAD(&c->lates, late, link);
+        c->late_count++;
+        return true;
+}
+
 static void census_more(uv_idle_t *idle)
 {
         struct census *c = idle->data;
-        Sheaf__Envelope env = SHEAF__ENVELOPE__INIT;
-        struct sheaf_conn *conn = c->call.conn;
         uint32_t entry, index;
 
         for (int n = 0; n < TURN_CHUNKS; n++) {
+                if (c->late_count == LATE_MAX) {
+                        uv_idle_stop(idle); /* late_done goes on */
+                        return;
+                }
                 if (sheaf_walk_next(&c->walk, &entry, &index)) {
-                        look_at(c, entry, index);
+                        if (!wait_for(c, entry, index))
+                                look_at(c, entry, index);
                         continue;
                 }
                 uv_idle_stop(idle);
-                env.id = c->call.id;
-                env.body_case = SHEAF__ENVELOPE__BODY_CACHED_ANSWER;
-                env.cached_answer = &c->sum;
-                sheaf_call_end(&c->call);
-                sheaf_conn_send(conn, &env, NULL, 0);
-                census_end(c);
+                c->walked = true;
+                if (!c->late_count)
+                        census_answer(c);
                 return;
         }
 }

@@ -2,7 +2,8 @@
 /* Warmup and seal: every chunk of some files through the conductor, a window
  * at a time, with progress.
  *
- *  1 at most WINDOW chunks are under way; a bounded rate is kept by a timer
+ *  1 WINDOW chunks are under way, or WINDOW_BYTES of smaller ones, so that the
+ *    disk has enough to do; a bounded rate is kept by a timer
  *  2 a chunk that fails is told and counted, and the walk goes on
  *  3 seal fetches only what has no digest, and ends with the root digest
  *
@@ -15,8 +16,11 @@
 
 #include <stdio.h>
 
-#define WINDOW       64
-#define TURN_CHUNKS  4096 /* looked at per turn of the loop */
+#define WINDOW       64   /* chunks under way, of any size */
+#define WINDOW_MAX   1024 /* as long as they are few bytes */
+#define WINDOW_BYTES (UINT64_C(64) << 20)
+#define ITEMS_MAX    65536 /* of all tours; beyond it each has WINDOW */
+#define TURN_CHUNKS  4096  /* looked at per turn of the loop */
 #define PROGRESS_MS  200
 #define FINDINGS_MAX 100
 
@@ -24,8 +28,9 @@ struct tour;
 
 struct tour_slot {
         struct sheaf_fetch fetch; /* first */
+        LIST_ENTRY(tour_slot) link;
         struct tour *tour;
-        bool busy;
+        uint32_t len_bytes;
 };
 
 struct tour {
@@ -35,7 +40,8 @@ struct tour {
         struct sheaf_reg_dataset *dataset;
         struct sheaf_walk walk;
         struct sheaf_lodging *lodging;
-        struct tour_slot slots[WINDOW];
+        LIST_HEAD(, tour_slot) slots; /* under way */
+        uint64_t under_way_bytes;
         uv_timer_t timer;
         uv_idle_t more;
         uv_work_t work;
@@ -63,9 +69,15 @@ static void tour_closed(uv_handle_t *handle)
 
 static void tour_end(struct tour *t)
 {
+        struct tour_slot *slot;
+
         t->ended = true;
-        for (size_t i = 0; i < WINDOW; i++)
-                sheaf_fetch_cancel(t->daemon->fetcher, &t->slots[i].fetch);
+        while ((slot = LIST_FIRST(&t->slots))) {
+                sheaf_fetch_cancel(t->daemon->fetcher, &slot->fetch);
+                LIST_REMOVE(slot, link);
+                t->daemon->tour_items--;
+                free(slot);
+        }
         if (t->held)
                 sheaf_registry_unhold(t->opening.version);
         t->dataset->busy--;
@@ -233,8 +245,10 @@ static void chunk_done(
         struct tour *t = slot->tour;
 
         (void)bytes;
-        slot->busy = false;
+        LIST_REMOVE(slot, link);
+        t->daemon->tour_items--;
         t->under_way--;
+        t->under_way_bytes -= slot->len_bytes;
         count_chunk(
                 t, fetch->entry, fetch->index, false, !rc || rc == -ENOBUFS);
         if (!rc && t->disk && !is_there(t, fetch->entry, fetch->index))
@@ -255,6 +269,7 @@ static void chunk_done(
                                 why ? why : strerror(-rc));
                 }
         }
+        free(slot);
         if (t->walked && !t->under_way)
                 tour_finish(t);
         else
@@ -273,18 +288,25 @@ static bool rate_allows(const struct tour *t)
                seconds * (double)t->rate_bytes + 4e6;
 }
 
-static struct tour_slot *free_slot(struct tour *t)
+static bool window_full(const struct tour *t)
 {
-        for (size_t i = 0; i < WINDOW; i++)
-                if (!t->slots[i].busy)
-                        return &t->slots[i];
-        return NULL;
+        if (t->under_way < WINDOW)
+                return false;
+        return t->under_way >= WINDOW_MAX ||
+               t->under_way_bytes >= WINDOW_BYTES ||
+               t->daemon->tour_items >= ITEMS_MAX;
 }
 
-static int start_chunk(
-        struct tour *t, struct tour_slot *slot, uint32_t entry, uint32_t index)
+static int start_chunk(struct tour *t, uint32_t entry, uint32_t index)
 {
+        struct tour_slot *slot = sheaf_new(struct tour_slot, 1);
+        int rc;
+
+        if (!slot)
+                return -ENOMEM;
         slot->tour = t;
+        slot->len_bytes = sheaf_listing_chunk_len(
+                &t->opening.version->fetch.listing, entry, index);
         slot->fetch = (struct sheaf_fetch){ .version =
                                                     &t->opening.version->fetch,
                 .entry = entry,
@@ -293,11 +315,17 @@ static int start_chunk(
                 .durable = t->disk,
                 .done = chunk_done,
                 .residence = t->lodging ? &t->lodging->residence : NULL };
-        slot->busy = true;
+        rc = sheaf_fetch(t->daemon->fetcher, &slot->fetch);
+        if (rc) {
+                free(slot);
+                return rc;
+        }
+        LIST_INSERT_HEAD(&t->slots, slot, link);
+        t->daemon->tour_items++;
         t->under_way++;
-        t->started_bytes += sheaf_listing_chunk_len(
-                &t->opening.version->fetch.listing, entry, index);
-        return sheaf_fetch(t->daemon->fetcher, &slot->fetch);
+        t->under_way_bytes += slot->len_bytes;
+        t->started_bytes += slot->len_bytes;
+        return 0;
 }
 
 static void tour_more(uv_idle_t *idle)
@@ -309,11 +337,10 @@ static void tour_more(uv_idle_t *idle)
                 return;
         }
         for (int n = 0; n < TURN_CHUNKS; n++) {
-                struct tour_slot *slot = free_slot(t);
                 uint32_t entry, index;
                 int rc;
 
-                if (!slot || !rate_allows(t)) {
+                if (window_full(t) || !rate_allows(t)) {
                         uv_idle_stop(idle); /* chunk_done or timer goes on */
                         return;
                 }
@@ -328,10 +355,8 @@ static void tour_more(uv_idle_t *idle)
                         count_chunk(t, entry, index, true, true);
                         continue;
                 }
-                rc = start_chunk(t, slot, entry, index);
+                rc = start_chunk(t, entry, index);
                 if (rc) {
-                        slot->busy = false;
-                        t->under_way--;
                         tour_fail(t, rc, "out of memory");
                         return;
                 }

@@ -269,6 +269,35 @@ Test(store_faults, commands_wait_alone_for_a_slow_index, .timeout = 150)
         flow_stop();
 }
 
+/* Right after a warmup most of it is still on its way to a slow disk: that
+ * can be shared, and what is evicted does not come back. */
+Test(store_faults, evict_is_final_and_share_waits)
+{
+        for (uint32_t i = 1; i <= 300; i++)
+                flow_file(i, 20000, "f%u", i);
+        flow.extra = "--fuse-cache";
+        flow_faulty_mount(flow.cache);
+        flow_start();
+        flow_ok("sheaf add data %s", flow.origin);
+        for (int round = 0; round < 2; round++) {
+                flow_faulty("write path=/segments delay=300\n");
+                flow_ok("sheaf warmup --evict data && sheaf warmup data");
+                cr_expect_gt(flow_stat("fetch.writing_bytes"), 0);
+                flow_ok("sheaf warmup --evict data");
+                cr_expect_eq(flow_stat("disk.chunks"), 0);
+                cr_assert(
+                        flow_until(20, flow_stat("fetch.writing_bytes") == 0));
+                cr_expect_eq(flow_stat("disk.chunks"), 0, "%g came back",
+                        flow_stat("disk.chunks"));
+                flow_ok("sheaf warmup data && sheaf share --force data %s",
+                        round ? "owner" : "all");
+                flow_faulty("%s", "");
+                flow_ok("sheaf warmup --disk data");
+                cr_expect_eq(flow_stat("disk.chunks"), 300);
+        }
+        flow_stop();
+}
+
 /* ---- the directory goes away ---- */
 
 /* The file system dies under the cache: all goes on from memory and origin.
