@@ -52,6 +52,7 @@ static int take(struct sheaf_job *job, const struct sheaf_wire_msg *reply,
         ask->run[1] = bound->stream;
         ask->samples = bound->samples;
         ask->known = bound->known;
+        ask->ahead = bound->ahead;
         if (bound->wait_ms)
                 atomic_store_explicit(&job->not_before_ns,
                         sheaf_now_ns() + bound->wait_ms * SHEAF_NS_PER_MS,
@@ -198,6 +199,8 @@ int sheaf_job_open(struct sheaf_dataset *dataset,
                 return rc;
         }
         job->samples = ask.samples;
+        if (!options->ahead)
+                job->options.ahead = ask.ahead;
         *ret_job = job;
         return 0;
 }
@@ -217,6 +220,11 @@ void sheaf_job_close(struct sheaf_job *job)
 uint32_t sheaf_job_samples(const struct sheaf_job *job)
 {
         return job->samples;
+}
+
+uint32_t sheaf_job_ahead(const struct sheaf_job *job)
+{
+        return job->options.ahead;
 }
 
 size_t sheaf_job_warning(

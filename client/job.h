@@ -50,7 +50,7 @@ struct sheaf_job_ask {
         /* out */
         uint32_t *ret_samples; /* ordinals, or SHEAF_JOB_UNBOUND; or NULL */
         uint64_t run[2];
-        uint32_t samples;
+        uint32_t samples, ahead;
         bool known;
 };
 

@@ -187,8 +187,10 @@ struct sheaf_job_options {
         enum sheaf_job_order order;
         uint64_t seed;   /* of window and strict */
         uint32_t window; /* slots; of window */
-        uint32_t ahead;  /* slots bound before they are used, at most */
-        bool pace;       /* be drawn into step with jobs of the same speed */
+        /* Slots bound before they are used, at most; 0: the daemon's choice,
+         * which sheaf_job_ahead tells. */
+        uint32_t ahead;
+        bool pace; /* be drawn into step with jobs of the same speed */
         /* Which files are samples: (files + 7) / 8 bytes, file i is bit i % 8
          * of byte i / 8, no bit beyond the last file; NULL: all. Each subset
          * has slots and jobs of its own. Copied. */
@@ -207,6 +209,11 @@ SHEAF_API int sheaf_job_open(struct sheaf_dataset *dataset,
 SHEAF_API void sheaf_job_close(struct sheaf_job *job);
 /* Slots, and samples, of an epoch: files of the subset. */
 SHEAF_API uint32_t sheaf_job_samples(const struct sheaf_job *job);
+
+/* How many slots a loader should bind before it uses them: what was given, or
+ * a 32nd of the epoch, 64 to 4,096. All jobs of a dataset together read about
+ * (look-ahead / samples) more of it an epoch than they have to. */
+SHEAF_API uint32_t sheaf_job_ahead(const struct sheaf_job *job);
 
 /* Samples of @slots[0..n) of @epoch (below 2^22) into @ret_ordinals, as
  * ordinals of files of the version; what is not in the cache is fetched from

@@ -49,6 +49,7 @@ static void cohort_end(struct sheaf_jobs_cohort *cohort)
 {
         struct sheaf_live_job *job;
 
+        sheaf_space_want_ring(cohort->lodging->residence.space, 0);
         while ((job = LIST_FIRST(&cohort->live)))
                 sheaf_live_job_end(job, -ESTALE, "the dataset was closed");
         sheaf_jobs_fetch_none(cohort);

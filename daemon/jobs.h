@@ -65,6 +65,7 @@ struct sheaf_bind {
         void (*done)(struct sheaf_bind *bind, int rc, const char *why);
         int64_t not_before_ns; /* out: of the next one */
         uint32_t samples;      /* out: of an epoch */
+        uint32_t ahead;        /* out: the job's look-ahead, slots */
         bool known;            /* out, of a restore: the run is there */
         char warning[SHEAF_BIND_WARNING_MAX]; /* out: for the user, or "" */
         /* private */

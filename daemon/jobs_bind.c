@@ -124,6 +124,60 @@ static int bind_slots(struct sheaf_live_job *job, struct sheaf_bind *bind,
         return 0;
 }
 
+/* How often a cohort's needs are looked at: binds. */
+#define LOOK_EVERY 64
+/* Over how long a time the origin's rate is measured. */
+#define SUPPLY_LEAST_S .2
+
+/* What flows through the ring has to be there until the last of the jobs in
+ * step has bound it, and while it is on its way to whoever bound it. */
+static void tell_ring(struct sheaf_jobs_cohort *cohort)
+{
+        const SheafRecord__Version *record = cohort->version->record;
+        uint64_t slots = sheaf_cohort_gap(cohort->cohort), bytes = 0;
+        const struct sheaf_jobs_cohort *other;
+        const struct sheaf_live_job *job;
+
+        LIST_FOREACH (job, &cohort->live, link)
+                slots = SHEAF_MAX(slots, (uint64_t)job->config.ahead);
+        cohort->ring_bytes =
+                slots * (record->bytes / SHEAF_MAX(record->files, UINT64_C(1)));
+        LIST_FOREACH (other, &cohort->jobs->cohorts, link)
+                if (other->lodging == cohort->lodging)
+                        bytes += other->ring_bytes;
+        sheaf_space_want_ring(cohort->lodging->residence.space, bytes);
+}
+
+/* What the origin gives: measured while reads wait for it, else more than
+ * anybody asks for. */
+static void tell_supply(struct sheaf_jobs_cohort *cohort)
+{
+        const SheafRecord__Version *record = cohort->version->record;
+        const struct sheaf_origin *origin = cohort->version->dataset->origin;
+        double chunks = (double)SHEAF_MAX(record->chunks, UINT64_C(1));
+        struct sheaf_origin_stats stats = { 0 };
+        int64_t now_ns = sheaf_now_ns();
+        double passed_s, rate = 0;
+        uint64_t bytes;
+
+        passed_s = (double)(now_ns - cohort->supply_ns) / 1e9;
+        if (passed_s < SUPPLY_LEAST_S)
+                return;
+        if (origin)
+                sheaf_origin_stats(origin, &stats);
+        if (stats.queued && cohort->supply_queued &&
+                stats.reads >= cohort->supply_reads)
+                rate = (double)(stats.reads - cohort->supply_reads) / passed_s *
+                       (double)record->files / chunks;
+        cohort->supply_ns = now_ns;
+        cohort->supply_queued = stats.queued;
+        cohort->supply_reads = stats.reads;
+        sheaf_cohort_set_supply(cohort->cohort, rate,
+                (double)sheaf_version_disk(
+                        cohort->version->fetch.stored, &bytes) /
+                        chunks);
+}
+
 static int bind_now(struct sheaf_live_job *job, struct sheaf_bind *bind,
         const char **ret_why)
 {
@@ -140,6 +194,7 @@ static int bind_now(struct sheaf_live_job *job, struct sheaf_bind *bind,
         if (rc < 0)
                 return rc;
         job->begun = SHEAF_MAX(job->begun, bind->epoch + 1);
+        job->absent = 0;
         sheaf_run_identity(run, &state);
         bind->seed = state.seed;
         bind->stream = state.stream;
@@ -152,6 +207,10 @@ static int bind_now(struct sheaf_live_job *job, struct sheaf_bind *bind,
                 sheaf_job_set_rate(job->job, bind->rate);
         rc = bind_slots(job, bind, run);
         bind->not_before_ns = sheaf_job_not_before(job->job, job->used_ns);
+        if (job->cohort->binds++ % LOOK_EVERY == 0) {
+                tell_ring(job->cohort);
+                tell_supply(job->cohort);
+        }
         return rc;
 }
 
@@ -300,6 +359,7 @@ static int do_one(struct sheaf_live_job *job, struct sheaf_bind *bind,
         struct sheaf_run *run;
 
         bind->samples = job->identity.samples;
+        bind->ahead = job->config.ahead;
         if (!bind->count && bind->mode < SHEAF_BIND_RESTORE_ASK)
                 return 0; /* it joins, no more */
         for (size_t i = 0; i < bind->count; i++)

@@ -29,7 +29,12 @@ struct sheaf_jobs_cohort {
         struct sheaf_cohort *cohort;     /* NULL until then */
         uint32_t users;                  /* seats */
         LIST_HEAD(, sheaf_live_job) live;
-        bool surveying; /* some job waits for it, to begin an epoch */
+        bool surveying;      /* some job waits for it, to begin an epoch */
+        uint64_t binds;      /* counted */
+        uint64_t ring_bytes; /* that should flow */
+        /* The origin, when it was looked at last. */
+        int64_t supply_ns;
+        uint64_t supply_reads, supply_queued;
         /* Samples that are being fetched for a bind. */
         uint64_t *coming_bits;
         LIST_HEAD(, sheaf_coming) coming;

@@ -17,6 +17,11 @@
 /* About what a file costs beside its bytes. */
 #define NEW_FILE_BYTES 4096
 
+/* Of the look-ahead of a job that told none. */
+#define AHEAD_SHARE 32 /* of its samples */
+#define AHEAD_LEAST UINT32_C(64)
+#define AHEAD_MOST  UINT32_C(4096)
+
 int sheaf_live_job_paths(struct sheaf_live_job *job)
 {
         const struct sheaf_jobs_cohort *cohort = job->cohort;
@@ -218,6 +223,14 @@ static void adopt(struct sheaf_live_job *job)
         job->run_count = 0;
 }
 
+/* A look-ahead that the cache can hold beside the stock: what it costs the
+ * origin is ahead / samples. */
+static uint32_t usual_ahead(uint32_t samples)
+{
+        return SHEAF_MIN(
+                SHEAF_MAX(samples / AHEAD_SHARE, AHEAD_LEAST), AHEAD_MOST);
+}
+
 /* Whether it goes on. */
 static bool has_opened(struct sheaf_live_job *job)
 {
@@ -226,6 +239,8 @@ static bool has_opened(struct sheaf_live_job *job)
         if (rc == 0)
                 rc = sheaf_jobs_cohort_ready(
                         job->cohort, sheaf_steal(&job->subset));
+        if (!job->config.ahead)
+                job->config.ahead = usual_ahead(job->identity.samples);
         if (rc == 0)
                 rc = sheaf_job_new(
                         job->cohort->cohort, &job->config, &job->job);
@@ -299,6 +314,7 @@ static bool has_recalled(struct sheaf_live_job *job)
         job->recalled[at].name = job->digest;
         job->next_recalled = (at + 1) % SHEAF_ARRAY_LEN(job->recalled);
         job->begun = SHEAF_MAX(job->begun, job->epoch + 1);
+        job->absent = job->damaged = 0;
         job->jobs->stats.restored++;
         if (bind)
                 bind->known = true;

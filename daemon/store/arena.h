@@ -103,6 +103,11 @@ void sheaf_space_free(struct sheaf_space *space);
 /* Whether live clients use the dataset; an idle one gives way first. */
 void sheaf_space_set_live(struct sheaf_space *space, bool live, int64_t now_ns);
 
+/* As many bytes should flow through the ring at once, beyond what it has by
+ * itself: what jobs in step have between the first and the last of them. At
+ * most a quarter of the space does. */
+void sheaf_space_want_ring(struct sheaf_space *space, uint64_t bytes);
+
 /* ---- blocks ---- */
 
 /* A block index, stable while the block lives; 0 is none. */

@@ -171,6 +171,7 @@ struct sheaf_space {
         struct sheaf_seglist ring, ready, parked;
         uint32_t segs;
         uint64_t placed_blocks, placed_bytes, chunks_max;
+        uint64_t ring_bytes; /* that its jobs want to flow */
 };
 
 struct sheaf_table {

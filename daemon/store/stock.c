@@ -94,12 +94,18 @@ static uint64_t batch_max(const struct sheaf_arena *arena)
         return SHEAF_MIN(n, (uint64_t)BATCH_MAX);
 }
 
+void sheaf_space_want_ring(struct sheaf_space *space, uint64_t bytes)
+{
+        space->ring_bytes = bytes;
+}
+
 /* Segments that flow: 0.5 % of the dataset, estimated from its largest table
- * and the mean block, and room for a batch; at most an eighth of the space. */
+ * and the mean block, and room for a batch; at most an eighth of the space, or
+ * a quarter where jobs want it. */
 static uint32_t ring_need(const struct sheaf_space *space)
 {
         const struct sheaf_arena *arena = space->arena;
-        uint64_t bytes = 0, n, most;
+        uint64_t bytes = 0, n, most, wanted;
 
         if (space->placed_blocks)
                 bytes = space->placed_bytes / space->placed_blocks *
@@ -108,6 +114,10 @@ static uint32_t ring_need(const struct sheaf_space *space)
         most = SHEAF_MAX(space->segs / 8,
                 SHEAF_MIN(space->segs / 4, (uint32_t)RING_LEAST));
         n = SHEAF_MAX(n, (uint64_t)RING_LEAST) + batch_max(arena) - 1;
+        wanted = SHEAF_MIN(space->ring_bytes / arena->pool->shape.segment_bytes,
+                (uint64_t)space->segs / 4);
+        n = SHEAF_MAX(n, wanted);
+        most = SHEAF_MAX(most, wanted);
         return (uint32_t)SHEAF_MAX(SHEAF_MIN(n, most), UINT64_C(1));
 }
 

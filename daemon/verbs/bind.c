@@ -54,6 +54,7 @@ static void done(struct sheaf_bind *bind, int rc, const char *why)
                 body.seed = bind->seed;
                 body.stream = bind->stream;
                 body.known = bind->known;
+                body.ahead = bind->ahead;
                 body.warning = bind->warning;
                 if (wait_ns > 0)
                         body.wait_ms = (uint32_t)SHEAF_MIN(

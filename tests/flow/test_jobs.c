@@ -181,6 +181,44 @@ Test(jobs, many_processes_and_kills)
         work(4, 6);
 }
 
+/* Workers die at any moment and others take their place, from the beginning of
+ * their share: they get what those had, and each sample comes once. */
+Test(jobs, many_processes_are_killed)
+{
+        uint64_t *shared = mmap(NULL, 2 * FILES * sizeof(*shared),
+                PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+        uint64_t *again = shared + FILES;
+        pid_t workers[WORKERS];
+
+        cr_assert_neq(shared, MAP_FAILED);
+        let_go();
+        for (int round = 0; round < 4; round++) {
+                for (uint32_t w = 0; w < WORKERS; w++) {
+                        workers[w] = flow_fork(0, 0);
+                        if (!workers[w])
+                                worker(w, 4, shared);
+                }
+                flow_sleep(0.02 * (round + 1));
+                for (uint32_t w = 0; w < WORKERS; w++)
+                        cr_assert_eq(kill(workers[w], SIGKILL), 0);
+                for (uint32_t w = 0; w < WORKERS; w++)
+                        flow_join(workers[w], 30);
+        }
+        for (int pass = 0; pass < 2; pass++) {
+                for (uint32_t w = 0; w < WORKERS; w++) {
+                        workers[w] = flow_fork(0, 0);
+                        if (!workers[w])
+                                worker(w, 4, pass ? again : shared);
+                }
+                for (uint32_t w = 0; w < WORKERS; w++)
+                        cr_assert_eq(flow_join(workers[w], 60), 0);
+        }
+        take_up("data");
+        each_once(shared);
+        cr_assert_eq(memcmp(shared, again, FILES * sizeof(*shared)), 0);
+        munmap(shared, 2 * FILES * sizeof(*shared));
+}
+
 /* The daemon is killed in the middle, again and again: clients go on by
  * themselves, what was answered stays, each sample comes once. */
 Test(jobs, kills_of_the_daemon_repeat_and_lose_nothing)

@@ -171,6 +171,28 @@ Test(resume, splits_have_slots_of_their_own)
         cr_assert_eq(flow_stat("jobs.journal_errors"), 0);
 }
 
+/* Who tells no look-ahead gets one that is small beside the epoch. */
+Test(resume, a_look_ahead_is_chosen)
+{
+        struct sheaf_job_options options = options_of("x", SHEAF_JOB_SHARED);
+        static uint8_t train[BYTES], val[BYTES];
+        struct sheaf_job *job = open_job("y", SHEAF_JOB_SHARED, NULL);
+
+        cr_assert_eq(sheaf_job_ahead(job), 64);
+        sheaf_job_close(job);
+        options.ahead = 17;
+        cr_assert_eq(sheaf_job_open(dataset, &options, &job), 0);
+        cr_assert_eq(sheaf_job_ahead(job), 17);
+        sheaf_job_close(job);
+        options = options_of("z", SHEAF_JOB_SHARED);
+        options.ahead = 0;
+        split(train, val);
+        options.subset = train;
+        cr_assert_eq(sheaf_job_open(dataset, &options, &job), 0);
+        cr_assert_eq(sheaf_job_ahead(job), 64);
+        sheaf_job_close(job);
+}
+
 /* What a subset binds is fetched, and nothing else is. */
 Test(resume, of_a_split_only_its_files_are_fetched)
 {
@@ -594,6 +616,30 @@ Test(resume, a_run_is_replayed)
         bind(job, 4, 0, FILES, again);
         each_once(again, FILES);
         cr_assert_eq(memcmp(again, had[4], 1100 * 8), 0);
+        sheaf_job_close(job);
+}
+
+/* Epochs in any order, more than are in memory: each keeps its samples. */
+Test(resume, epochs_come_in_any_order)
+{
+        static const uint64_t epochs[] = { 5, 2, 6, 7, 8, 2, 5, 9, 6, 2 };
+        static uint64_t had[10][FILES], again[FILES];
+        struct sheaf_job *job = job_of(0, NULL);
+
+        for (size_t i = 0; i < SHEAF_ARRAY_LEN(epochs); i++) {
+                uint64_t *of = had[epochs[i]];
+
+                bind(job, epochs[i], 0, 300, again);
+                if (of[0] | of[1])
+                        cr_assert_eq(memcmp(of, again, 300 * 8), 0, "epoch %d",
+                                (int)epochs[i]);
+                memcpy(of, again, 300 * 8);
+        }
+        for (size_t i = 0; i < SHEAF_ARRAY_LEN(epochs); i++) {
+                bind(job, epochs[i], 0, FILES, again);
+                each_once(again, FILES);
+                cr_assert_eq(memcmp(had[epochs[i]], again, 300 * 8), 0);
+        }
         sheaf_job_close(job);
 }
 
