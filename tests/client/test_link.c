@@ -4,6 +4,7 @@
 
 #include <criterion/criterion.h>
 
+#include <limits.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <sys/wait.h>
@@ -122,6 +123,57 @@ Test(client_link, a_mute_daemon_meets_the_deadline_and_is_told_to_stop)
                 -ETIMEDOUT);
         rig.knobs->mute = false;
         /* The session is still good. */
+        cr_assert_eq(sheaf_view_file(dataset, 0, &view), 0);
+        sheaf_view_release(&view);
+        sheaf_session_free(session);
+        rig_stop(&rig);
+}
+
+/* Wants an end at the @stops'th question, and may call the library itself. */
+static int stops, questions;
+
+static int want_end(void *arg)
+{
+        (void)sheaf_session_socket(*(struct sheaf_session **)arg);
+        return ++questions >= stops;
+}
+
+Test(client_link, a_wait_ends_when_its_owner_wants)
+{
+        struct rig rig;
+        struct sheaf_session *session;
+        struct sheaf_session_options options = { .deadline_ms = 600000,
+                .interrupted = want_end,
+                .interrupted_arg = &session };
+        struct sheaf_dataset *dataset;
+        struct sheaf_view view, views[2];
+        uint64_t ordinals[2] = { 0, 5 };
+        double began = seconds();
+
+        rig_start(&rig, NULL);
+        options.socket = rig.path;
+        stops = 3;
+        rig.knobs->mute_hello = true;
+        cr_assert_eq(sheaf_session_new(&options, &session), 0);
+        cr_assert_eq(sheaf_session_connect(session), -EINTR);
+        cr_assert_eq(questions, 3);
+        cr_assert(strstr(sheaf_last_error(), "interrupted"));
+        sheaf_session_free(session);
+
+        stops = INT_MAX;
+        rig.knobs->mute_hello = false;
+        cr_assert_eq(sheaf_session_new(&options, &session), 0);
+        cr_assert_eq(sheaf_dataset_open(session, "fake", &dataset), 0);
+        rig.knobs->mute = true;
+        questions = 0;
+        stops = 2;
+        cr_assert_eq(sheaf_view_file(dataset, 0, &view), -EINTR);
+        cr_assert_eq(
+                sheaf_view_batch(dataset, ordinals, 2, views, NULL), -EINTR);
+        cr_assert_lt(seconds() - began, 60);
+        /* The session is still good. */
+        rig.knobs->mute = false;
+        stops = INT_MAX;
         cr_assert_eq(sheaf_view_file(dataset, 0, &view), 0);
         sheaf_view_release(&view);
         sheaf_session_free(session);

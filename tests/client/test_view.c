@@ -93,6 +93,34 @@ Test(client_view, many_pieces)
         rig_stop(&rig);
 }
 
+/* Pieces and pins inside of a view, and on the heap. */
+Test(client_view, views_can_be_moved)
+{
+        uint64_t sizes[] = { 5000, 3 * SHEAF_CHUNK_BYTES_MAX,
+                6 * SHEAF_CHUNK_BYTES_MAX + 1, 0 };
+        struct fake_options options = { .sizes = sizes, .n = 4 };
+        struct rig rig;
+
+        rig_start(&rig, &options);
+        for (uint64_t i = 0; i < 4; i++) {
+                uint64_t pins = sheaf_chunk_count(sizes[i]);
+                struct sheaf_view from, to;
+
+                cr_assert_eq(sheaf_view_file(rig.dataset, i, &from), 0);
+                sheaf_view_move(&to, &from);
+                memset(from.inline_pieces_, 0xff, sizeof(from.inline_pieces_));
+                memset(from.inline_pins_, 0xff, sizeof(from.inline_pins_));
+                cr_assert_eq(from.piece_count, 0);
+                cr_assert(rig_bytes_right(&rig, i, 0, &to));
+                cr_assert_eq(fake_pins(rig.fake), pins);
+                sheaf_view_release(&from);
+                cr_assert_eq(fake_pins(rig.fake), pins);
+                sheaf_view_release(&to);
+                cr_assert_eq(fake_pins(rig.fake), 0);
+        }
+        rig_stop(&rig);
+}
+
 Test(client_view, empty_files_need_no_message)
 {
         struct rig rig;

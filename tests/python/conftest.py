@@ -69,6 +69,18 @@ class Node:
         )
 
     def start(self) -> None:
+        """Starts the daemon and waits until it answers."""
+        self.launch()
+        assert self.process
+        end = time.monotonic() + 30
+        while self.sheaf("status", check=False).returncode:
+            if self.process.poll() is not None or time.monotonic() > end:
+                raise RuntimeError(self.log.read_text(errors="replace"))
+            time.sleep(0.02)
+
+    def launch(self) -> None:
+        """Starts it without waiting. From the main thread only: the daemon
+        ends with the thread that made it."""
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 [
@@ -86,11 +98,6 @@ class Node:
                 stderr=log,
                 preexec_fn=_die_with_parent,
             )
-        end = time.monotonic() + 30
-        while self.sheaf("status", check=False).returncode:
-            if self.process.poll() is not None or time.monotonic() > end:
-                raise RuntimeError(self.log.read_text(errors="replace"))
-            time.sleep(0.02)
 
     def kill(self) -> None:
         if self.process is not None:

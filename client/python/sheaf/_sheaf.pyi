@@ -58,8 +58,18 @@ class Job:
         window: int = ...,
         ahead: int = ...,
         check: int = ...,
+        subset: bytes | None = ...,
+        replay: bool = ...,
     ) -> Job: ...
     def __len__(self) -> int: ...
+    def save(
+        self, epoch: int, yielded: int, /
+    ) -> tuple[tuple[int, int, int, int, int, int], bytes]:
+        """((epoch, yielded, samples, run, run, check), bitmap)."""
+    def restore(
+        self, state: tuple[int, int, int, int, int, int], bitmap: bytes | None, /
+    ) -> None: ...
+    def warning(self) -> str | None: ...
 
 class SampleBase:
     """A file's bytes: a read-only buffer, pinned while it lives."""

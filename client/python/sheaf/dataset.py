@@ -3,18 +3,28 @@
 
 from __future__ import annotations
 
+import base64
+import copy
+import errno
+import hashlib
+import operator
 import os
+import random
 import threading
+import warnings
 import weakref
 import zlib
-from typing import Any, Callable, Sequence, SupportsIndex
+from array import array
+from typing import Any, Callable, Iterable, Mapping, Sequence, SupportsIndex
 
 from . import _sheaf, jobs
 from .decode import decoder_of
 from .labels import classes_of, label_of
+from .errors import StateError
 from .onerror import Failure, Policy
 from .augment import enter, key_of, leave, seeded
 from .sample import Sample
+from .slots import is_slot
 from .source import Source, Spec, source_of
 from .stats import Stats
 
@@ -71,6 +81,8 @@ class Dataset:
             function of a ``Failure``, which raises or returns what ``ds[i]``
             is to give.
         timeout: seconds within which each call ends.
+        replay: bind nothing, but give again what was bound under ``job``
+            (order and seed as then).
         socket: of the daemon; default: ``$SHEAF_SOCKET`` or the usual places.
 
     Nothing is opened before it is needed, and pickles carry names only: each
@@ -93,6 +105,7 @@ class Dataset:
         timeout: float = 60,
         socket: str | None = None,
         pin_bytes: int = 0,
+        replay: bool = False,
     ) -> None:
         if order not in ORDERS:
             raise ValueError(f"order={order!r}: one of {', '.join(ORDERS)}")
@@ -100,6 +113,8 @@ class Dataset:
             raise ValueError("on_daemon_loss: 'wait'")
         if job is not None and not 0 < len(job.encode()) <= 128:
             raise ValueError("job: 1 to 128 bytes")
+        if replay and job is None:
+            raise ValueError("replay: job=NAME says what to replay")
         if timeout <= 0:
             raise ValueError("timeout: seconds, more than 0")
         if not 0 <= seed < 1 << 64:
@@ -112,6 +127,9 @@ class Dataset:
         self._decoder = decoder_of(decode)
         self._policy = Policy(on_error)
         self._spec = Spec(name, socket, float(timeout), None, pin_bytes)
+        self._ids: array[int] | None = None  # of a subset, uint64
+        self._subset: bytes | None = None  # the same as a bitmap
+        self._replay = replay
         self._job_name = job
         self._own_name = jobs.own_name()  # where one process is the run
         self._alone = False  # slots were served under that
@@ -165,7 +183,14 @@ class Dataset:
         except jobs.JobError:
             pass  # who asks for a slot hears of it
 
-    def _window(self) -> int:
+    def subset_id(self) -> str | None:
+        """Names the subset in states; None: all files."""
+        if self._subset is None:
+            return None
+        return hashlib.sha256(self._subset).hexdigest()[:32]
+
+    def window_slots(self) -> int:
+        """Slots of a window; 0 in other orders."""
         if self.order != "window":
             return 0
         return self.window or max(len(self) // 100, min(len(self), 2048), 1)
@@ -173,7 +198,8 @@ class Dataset:
     def check(self) -> int:
         """1 to 255: what slots of this Dataset and job carry."""
         text = f"{self.order}/{self.seed}/{self.job_name()}".encode()
-        return zlib.crc32(text + (self.uuid or b"")) % 255 + 1
+        number = zlib.crc32(text + self.uuid)
+        return zlib.crc32(self._subset or b"", number) % 255 + 1
 
     def _open_job(self) -> _sheaf.Job:
         source = self._open()
@@ -185,8 +211,10 @@ class Dataset:
                     self.job_name(),
                     order=ORDERS[self.order],
                     seed=self.seed if self.order != "shared" else 0,
-                    window=self._window(),
+                    window=self.window_slots(),
                     check=self.check(),
+                    subset=self._subset,
+                    replay=self._replay,
                 )
             return self._job
 
@@ -203,7 +231,7 @@ class Dataset:
     # ---- what it is ----
 
     def __len__(self) -> int:
-        return len(self._open())
+        return len(self._open()) if self._ids is None else len(self._ids)
 
     @property
     def name(self) -> str:
@@ -243,16 +271,100 @@ class Dataset:
 
     @property
     def files(self) -> "Files":
-        """Keys by id: a sequence that looks each up when it is asked for."""
+        """Keys by index: a sequence that looks each up when it is asked
+        for."""
         return Files(self)
+
+    # ---- parts ----
+
+    def subset(self, indices: Iterable[SupportsIndex]) -> "Dataset":
+        """A Dataset of some samples, each once, with slots of its own:
+        ``subset[i]`` is ``self[indices[i]]``. Its samples keep their ids.
+        ValueError: an index comes twice, or none at all."""
+        whole = len(self._open())
+        mine = array("Q")
+        bits = bytearray((whole + 7) // 8)
+        for given in indices:
+            number = operator.index(given)
+            if not -len(self) <= number < len(self):
+                raise IndexError(f"there are {len(self)} samples: {number}")
+            number %= len(self)
+            id = number if self._ids is None else self._ids[number]
+            if bits[id >> 3] >> (id & 7) & 1:
+                raise ValueError(f"sample {number} twice: slots are unique")
+            bits[id >> 3] |= 1 << (id & 7)
+            mine.append(id)
+        if not mine:
+            raise ValueError("a subset has one sample at least")
+        part = copy.copy(self)
+        part._ids, part._subset = mine, bytes(bits)
+        part._job = None
+        part.next_epoch = 0
+        part._policy = Policy(self._policy.on_error)
+        _datasets.add(part)
+        return part
+
+    def split(
+        self, parts: Mapping[str, float], seed: int = 0
+    ) -> dict[str, "Dataset"]:
+        """Disjoint subsets by name, their shares given (together at most 1),
+        chosen at random by ``seed`` and the number of samples alone."""
+        total = sum(parts.values())
+        if not parts or min(parts.values()) <= 0 or total > 1 + 1e-9:
+            raise ValueError("shares are more than 0, together at most 1")
+        n = len(self)
+        order = random.Random(seed).sample(range(n), n)
+        cut, done, out = 0.0, 0, {}
+        for name, share in parts.items():
+            cut += share
+            end = min(n, round(cut * n))
+            out[name] = self.subset(sorted(order[done:end]))
+            done = end
+        return out
+
+    # ---- state ----
+
+    def save(self, epoch: int, position: int) -> dict[str, Any]:
+        """What the daemon needs to go on: slots below ``position`` are done
+        with. Plain numbers and text."""
+        if position == 0:
+            return {}
+        state, bitmap = self._open_job().save(epoch, position)
+        text = base64.b85encode(zlib.compress(bitmap)).decode()
+        return {"run": list(state), "bitmap": text}
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """Goes on from what ``save`` gave. StateError: the daemon neither has
+        the journal of that epoch nor got a bitmap, or they do not fit."""
+        if not saved.get("run"):
+            return
+        bitmap = saved.get("bitmap")
+        data = bitmap and zlib.decompress(base64.b85decode(bitmap))
+        a, b, c, d, e, f = saved["run"]
+        job = self._open_job()
+        try:
+            job.restore((a, b, c, d, e, f), data)
+        except OSError as error:
+            if error.errno not in (
+                errno.EINVAL,
+                errno.ENODATA,
+                errno.EEXIST,
+                errno.EBADMSG,
+            ):
+                raise
+            raise StateError(error.strerror) from error
 
     # ---- samples ----
 
     def get(self, id: SupportsIndex | str) -> Sample:
-        """The Sample with an id or a key, whatever ``decode`` says. OSError
-        whatever ``on_error`` says."""
+        """The Sample with an id or a key, whatever ``decode`` says, also from
+        outside of a subset. OSError whatever ``on_error`` says."""
         number = self.id_of(id) if isinstance(id, str) else id
-        samples, _ = self._fetch([number])
+        if is_slot(number):
+            raise IndexError("get() is for ids, not for slots")
+        answer = self._open().batch(None, [number], Sample, None)
+        assert answer is not None
+        samples = answer[0]
         if isinstance(samples[0], Exception):
             raise samples[0]
         return samples[0]
@@ -285,10 +397,16 @@ class Dataset:
         self, indices: Sequence[SupportsIndex]
     ) -> tuple[list[Any], list[tuple[int, int, int, int]]]:
         source = self._source or self._open()
-        answer = source.batch(self._job, indices, Sample, None)
+        answer = source.batch(self._job, indices, Sample, self._ids)
         if answer is None:
-            answer = source.batch(self._open_job(), indices, Sample, None)
+            answer = source.batch(
+                self._open_job(), indices, Sample, self._ids
+            )
             assert answer is not None
+        if self._job is not None:
+            text = self._job.warning()
+            if text is not None:
+                warnings.warn(text, RuntimeWarning, stacklevel=4)
         return answer
 
     def _prepare(
@@ -374,7 +492,7 @@ class Dataset:
 
 
 class Files(Sequence[str]):
-    """Keys of a Dataset by id."""
+    """Keys of a Dataset by index."""
 
     def __init__(self, dataset: Dataset) -> None:
         self._dataset = dataset
@@ -385,5 +503,9 @@ class Files(Sequence[str]):
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
-        number = index.__index__()
-        return self._dataset.key(number + len(self) if number < 0 else number)
+        number = operator.index(index)
+        if not -len(self) <= number < len(self):
+            raise IndexError(f"there are {len(self)} files: {number}")
+        number %= len(self)
+        ids = self._dataset._ids
+        return self._dataset.key(number if ids is None else ids[number])

@@ -81,7 +81,7 @@ class Loader(DataLoader[Any]):
                 "no order of slots"
             )
         if self._pass is None:
-            return self._slots.state_dict()
+            return self._slots.state_at(self._slots.epoch, self._slots.start)
         return self._slots.state_at(*self._pass.position())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -97,6 +97,7 @@ class SlotSampler(DistributedSampler[int]):
         self.seed = dataset.seed
         self._next_epoch: int | None = None
         self._loaded: tuple[int, int] | None = None
+        self._saved: dict[str, Any] = {}  # the daemon's part of it
         self._finished: int | None = None  # epoch that a state had finished
         self._span: Span | None = None
         self._span_epoch = 0
@@ -146,6 +147,11 @@ class SlotSampler(DistributedSampler[int]):
             return self._next_epoch
         return int(self.dataset.next_epoch)
 
+    @property
+    def start(self) -> int:
+        """Slots, of all ranks, that the next pass leaves out."""
+        return self._loaded[1] if self._loaded is not None else 0
+
     def set_epoch(self, epoch: int) -> None:
         """Names the epoch of the next pass. StateError: a state was loaded
         that is in the middle of another one."""
@@ -185,6 +191,16 @@ class SlotSampler(DistributedSampler[int]):
         epoch, start = self.epoch, 0
         if self._loaded is not None:
             epoch, start = self._loaded
+        if self._loaded is not None:
+            self.dataset.restore(self._saved)
+        elif epoch > 0 and self.dataset.next_epoch == 0:
+            warnings.warn(
+                f"this run begins with the whole of epoch {epoch} and without "
+                "a state: if it was interrupted within that epoch, what it "
+                "had read of it comes again (sheaf.Loader has a state)",
+                RuntimeWarning,
+                stacklevel=3,
+            )
         self._loaded = self._finished = None
         self._next_epoch = epoch + 1
         self.dataset.next_epoch = max(epoch + 1, self.dataset.next_epoch)
@@ -201,38 +217,56 @@ class SlotSampler(DistributedSampler[int]):
 
     # ---- state ----
 
-    def state_at(self, epoch: int, position: int) -> dict[str, Any]:
+    def state_at(
+        self, epoch: int, position: int, bitmap: bool = True
+    ) -> dict[str, Any]:
         """A state for ``load_state_dict``; a finished epoch is the next one's
-        beginning."""
+        beginning. With ``bitmap`` (N / 8 bytes) it can be loaded where the
+        daemon lost, or never had, the job's journal."""
         n = len(self.dataset)
         done = position >= n
+        if self._loaded is not None:
+            saved = self._saved
+        else:
+            saved = self.dataset.save(epoch, 0 if done else position)
+        if not bitmap:
+            saved = {**saved, "bitmap": None}
         return {
-            "version": 1,
-            "uuid": self.dataset.uuid.hex(),
-            "samples": n,
-            "order": self.dataset.order,
-            "seed": self.dataset.seed,
+            **saved,
+            **self._identity(),
             "job": self.dataset.job_name(),
             "epoch": epoch + 1 if done else epoch,
             "position": 0 if done else position,
             "finished": epoch if done else None,
         }
 
+    def _identity(self) -> dict[str, Any]:
+        return {
+            "version": 1,
+            "uuid": self.dataset.uuid.hex(),
+            "samples": len(self.dataset),
+            "subset": self.dataset.subset_id(),
+            "order": self.dataset.order,
+            "window": self.dataset.window_slots(),
+            "seed": self.dataset.seed,
+        }
+
     def state_dict(self) -> dict[str, Any]:
         """Where the pass stands by what this sampler has given out, which is
-        ahead of what was trained on when workers prefetch."""
+        ahead of what was trained on when workers prefetch. Small: it relies
+        on the daemon's journal of the job."""
         if self._loaded is not None or self._span is None:
-            return self.state_at(*(self._loaded or (self.epoch, 0)))
+            return self.state_at(*(self._loaded or (self.epoch, 0)), False)
         span = self._span
         taken = len(span.range) - operator.length_hint(self._left)
-        return self.state_at(self._span_epoch, span.position(taken))
+        return self.state_at(self._span_epoch, span.position(taken), False)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Makes the next pass go on where the state was taken. World size,
         workers and batch size may differ. StateError names a field that does
         not fit."""
-        ours = self.state_at(0, 0)
-        for field in ("version", "uuid", "samples", "order", "seed"):
+        ours = self._identity()
+        for field in ours:
             if state.get(field) != ours[field]:
                 raise StateError(
                     f"the state has {field}={state.get(field)!r}, this "
@@ -241,4 +275,5 @@ class SlotSampler(DistributedSampler[int]):
         self.dataset.join(state["job"])
         self._loaded = (int(state["epoch"]), int(state["position"]))
         self._finished = state["finished"]
+        self._saved = {name: state.get(name) for name in ("run", "bitmap")}
         self._span = None

@@ -248,26 +248,25 @@ static int misses_init(
         return 0;
 }
 
-/* Of several failures the library keeps the last one's text. Those that fail
- * at once are asked for once more, each by itself. No lock. */
+/* Of several failures the library keeps the last one's text. Files that fail
+ * at once are asked for once more, each by itself; what is of the daemon or of
+ * time is the same for all. No lock. */
 static void explain(struct sheaf_dataset *dataset, struct misses *misses)
 {
-        size_t failures = 0;
+        char last[1024];
 
-        for (size_t i = 0; i < misses->n; i++)
-                failures += misses->rc[i] != 0;
+        snprintf(last, sizeof(last), "%s", sheaf_last_error());
         for (size_t i = 0; i < misses->n; i++) {
                 int *rc = &misses->rc[i];
+                const char *text = last;
 
-                if (!*rc || *rc == -EINTR)
-                        continue;
-                if (*rc == -EIO || *rc == -ESTALE || *rc == -EBADMSG)
+                if (*rc == -EIO || *rc == -ESTALE || *rc == -EBADMSG) {
                         *rc = sheaf_view_file(dataset, misses->ordinals[i],
                                 &misses->views[i]);
-                else if (failures > 1)
-                        continue;
+                        text = sheaf_last_error();
+                }
                 if (*rc)
-                        misses->text[i] = strdup(sheaf_last_error());
+                        misses->text[i] = strdup(text);
         }
 }
 
