@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -140,3 +142,22 @@ def test_names_of_jobs(data: str, monkeypatch: pytest.MonkeyPatch) -> None:
     ids(late, 0, 0, 4)
     with pytest.raises(sheaf.JobError, match="process group first"):
         late.job_name(2)
+
+
+def test_slots_asked_for_again_warn(data: str) -> None:
+    """By a process that has them anew, far more than it can have ahead: it
+    lost its place."""
+    ids(sheaf.Dataset(data, job="again"), 0)
+    code = (
+        "import sheaf, sys, warnings\n"
+        "warnings.simplefilter('error')\n"
+        f"ds = sheaf.Dataset({data!r}, job='again')\n"
+        "base = sheaf.slots.base(0)\n"
+        "for at in range(0, 1000, 100):\n"
+        "    ds.__getitems__([base + at + i for i in range(100)])\n"
+    )
+    child = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60
+    )
+    assert child.returncode == 1
+    assert "RuntimeWarning" in child.stderr and "again" in child.stderr

@@ -406,7 +406,7 @@ class Dataset:
         if self._job is not None:
             text = self._job.warning()
             if text is not None:
-                warnings.warn(text, RuntimeWarning, stacklevel=4)
+                warnings.warn(text, RuntimeWarning, stacklevel=3)
         return answer
 
     def _prepare(
