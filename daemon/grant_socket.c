@@ -112,6 +112,7 @@ static int open_work(struct sheaf_aside *aside)
                 return -errno;
         job->made.dev = st.st_dev;
         job->made.ino = st.st_ino;
+        job->made.made = st.st_mtim;
         return 0;
 }
 
@@ -161,7 +162,9 @@ static int remove_work(struct sheaf_aside *aside)
         if (job->dir_fd < 0 || fstatat(job->dir_fd, SHEAF_GRANT_SOCKET_NAME,
                                        &st, AT_SYMLINK_NOFOLLOW))
                 return -errno;
-        if (st.st_ino != job->made.ino || st.st_dev != job->made.dev)
+        if (st.st_ino != job->made.ino || st.st_dev != job->made.dev ||
+                st.st_mtim.tv_sec != job->made.made.tv_sec ||
+                st.st_mtim.tv_nsec != job->made.made.tv_nsec)
                 return 0;
         return unlinkat(job->dir_fd, SHEAF_GRANT_SOCKET_NAME, 0) ? -errno : 0;
 }
@@ -173,14 +176,15 @@ static void remove_done(struct sheaf_aside *aside, int rc)
 }
 
 void sheaf_grant_socket_remove(uv_loop_t *loop,
-        const SheafRecord__Grant *record, uint64_t dev, uint64_t ino)
+        const SheafRecord__Grant *record,
+        const struct sheaf_grant_socket_made *made)
 {
         struct job *job = job_new(record);
 
         if (!job)
                 return;
-        job->made.dev = dev;
-        job->made.ino = ino;
+        job->made = *made;
+        job->made.sock = -1;
         job->aside.work = remove_work;
         job->aside.done = remove_done;
         job->aside.end = job_end;

@@ -13,7 +13,9 @@
 
 struct sheaf_grant_socket_made {
         int sock; /* listens; the receiver's */
+        /* Which file it is: an inode's number may be given again at once. */
         uint64_t dev, ino;
+        struct timespec made;
 };
 
 typedef void sheaf_grant_socket_done(void *arg, uint64_t serial, int rc,
@@ -27,6 +29,7 @@ SHEAF_MUST_CHECK int sheaf_grant_socket_open(uv_loop_t *loop,
         sheaf_grant_socket_done *done, void *arg);
 /* Removes the file, later, if it is still that one. */
 void sheaf_grant_socket_remove(uv_loop_t *loop,
-        const SheafRecord__Grant *record, uint64_t dev, uint64_t ino);
+        const SheafRecord__Grant *record,
+        const struct sheaf_grant_socket_made *made);
 
 #endif

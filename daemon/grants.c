@@ -65,8 +65,7 @@ static int serve(struct sheaf_grants *grants, struct sheaf_grant *grant,
 
         if (rc)
                 return rc;
-        grant->socket_dev = made->dev;
-        grant->socket_ino = made->ino;
+        grant->made = *made;
         return 0;
 }
 
@@ -354,8 +353,8 @@ static void take_away(struct sheaf_grants *grants, struct sheaf_grant *grant)
         LIST_REMOVE(grant, link);
         if (grant->listener) {
                 sheaf_server_unlisten(grants->daemon->server, grant->listener);
-                sheaf_grant_socket_remove(grants->daemon->loop, grant->record,
-                        grant->socket_dev, grant->socket_ino);
+                sheaf_grant_socket_remove(
+                        grants->daemon->loop, grant->record, &grant->made);
         }
         sheaf_server_drop_grant(grants->daemon->server, grant->record->serial);
         grant_free(grant);

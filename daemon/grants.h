@@ -7,6 +7,7 @@
 #ifndef SHEAF_DAEMON_GRANTS_H
 #define SHEAF_DAEMON_GRANTS_H
 
+#include "daemon/grant_socket.h"
 #include "daemon/log.h"
 #include "daemon/server.h"
 
@@ -19,7 +20,7 @@ struct sheaf_grant {
         int rc;                     /* why not */
         bool opening;               /* its socket is being made */
         struct sheaf_log_once failed_once;
-        uint64_t socket_dev, socket_ino;
+        struct sheaf_grant_socket_made made; /* its sock is the listener's */
         char socket[4096];
 };
 
