@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Subsets with slots of their own, and going on from a checkpoint: with the
  * daemon's journal, without it, with a part of it, and with neither. */
-#include "tests/flow/harness.h"
-
-#include <criterion/criterion.h>
-#include <stdio.h>
+#include "proto/digest.h"
+#include "proto/subset.h"
+#include "tests/flow/peer.h"
 
 #define FILES 1203
 #define LEN   600
@@ -61,7 +60,7 @@ static struct sheaf_job *open_job(
         return job;
 }
 
-static void bind(struct sheaf_job *job, uint64_t epoch, uint32_t first,
+static void bind_slots(struct sheaf_job *job, uint64_t epoch, uint32_t first,
         uint32_t count, uint64_t *ordinals)
 {
         uint32_t slots[FILES];
@@ -153,14 +152,14 @@ Test(resume, splits_have_slots_of_their_own)
                 cr_assert_eq(sheaf_job_samples(one), n);
                 cr_assert_eq(sheaf_job_samples(two), FILES - n);
                 for (uint64_t epoch = 0; epoch < 5; epoch++) {
-                        bind(one, epoch, 0, n / 2, a);
-                        bind(two, epoch, 0, 100, b);
+                        bind_slots(one, epoch, 0, n / 2, a);
+                        bind_slots(two, epoch, 0, 100, b);
                         if (epoch == 1) {
                                 flow_kill();
                                 flow_start();
                         }
-                        bind(one, epoch, n / 2, n - n / 2, a + n / 2);
-                        bind(two, epoch, 100, FILES - n - 100, b + 100);
+                        bind_slots(one, epoch, n / 2, n - n / 2, a + n / 2);
+                        bind_slots(two, epoch, 100, FILES - n - 100, b + 100);
                         of_subset(a, n, train);
                         of_subset(b, FILES - n, val);
                 }
@@ -201,7 +200,7 @@ Test(resume, of_a_split_only_its_files_are_fetched)
         uint32_t n = split(train, val);
         struct sheaf_job *job = open_job("train", SHEAF_JOB_SHARED, train);
 
-        bind(job, 0, 0, n, ordinals);
+        bind_slots(job, 0, 0, n, ordinals);
         cr_assert(flow_until(30, flow_stat_of("data", "origin.reads") >= n));
         for (uint32_t i = 0; i < n; i++) {
                 struct sheaf_view view;
@@ -228,6 +227,78 @@ Test(resume, bad_subsets_are_refused_in_words)
         cr_assert_eq(sheaf_job_open(dataset, &options, &job), 0);
         cr_assert_eq(sheaf_job_samples(job), 1);
         sheaf_job_close(job);
+}
+
+/* A Bind by hand with a subset named @name, or a bitmap to restore from, in
+ * @fd: the daemon's answer. */
+static int send_bitmap(struct peer *p, uint32_t handle,
+        const struct sheaf_digest *name, bool restores, int fd)
+{
+        Sheaf__Bind body = SHEAF__BIND__INIT;
+        Sheaf__Restore restore = SHEAF__RESTORE__INIT;
+        ProtobufCBinaryData bytes = { .len = SHEAF_DIGEST_BYTES,
+                .data = (uint8_t *)name->bytes };
+
+        body.handle = handle;
+        body.job = (char *)"by-hand";
+        body.epoch = 3;
+        if (restores) {
+                restore.make = true;
+                restore.yielded = 8;
+                restore.digest = bytes;
+                body.restore = &restore;
+        } else {
+                body.subset = bytes;
+                body.has_subset = true;
+        }
+        return call(p, envelope(p, SHEAF__ENVELOPE__BODY_BIND, &body), &fd,
+                fd >= 0);
+}
+
+/* Descriptors that are no sealed bitmap of that name are refused, at once,
+ * and nobody else is held up or led astray by them. */
+Test(resume, bitmaps_of_other_kinds_are_refused)
+{
+        static uint8_t bitmap[BYTES] = { 0xff };
+        struct sheaf_digest name;
+        struct peer p = greet();
+        struct opened opened;
+        int fds[6], pipes[2];
+        struct sheaf_job *job;
+
+        cr_assert_eq(open_quietly(&p, "data", &opened), 0);
+        sheaf_digest_of(bitmap, BYTES, &name);
+        cr_assert_eq(pipe2(pipes, O_CLOEXEC), 0);
+        fds[0] = pipes[0];
+        fds[1] = open("/", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+        fds[2] = memfd_create("unsealed", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+        cr_assert_eq(ftruncate(fds[2], BYTES), 0);
+        fds[3] = sheaf_sealed_new(bitmap, BYTES - 1);
+        bitmap[0] = 0x7f;
+        fds[4] = sheaf_sealed_new(bitmap, BYTES); /* has another name */
+        bitmap[0] = 0xff;
+        fds[5] = p.sock;
+        for (size_t i = 0; i < SHEAF_ARRAY_LEN(fds); i++) {
+                cr_assert_geq(fds[i], 0);
+                cr_assert_eq(
+                        send_bitmap(&p, opened.handle, &name, false, fds[i]),
+                        -EINVAL, "subset %zu", i);
+                cr_assert_eq(
+                        send_bitmap(&p, opened.handle, &name, true, fds[i]),
+                        -EINVAL, "restore %zu", i);
+        }
+        /* none at all: it is asked for; nothing to restore from */
+        cr_assert_eq(send_bitmap(&p, opened.handle, &name, false, -1), 0);
+        cr_assert_eq(send_bitmap(&p, opened.handle, &name, true, -1), -EINVAL);
+        job = open_job("by-hand", SHEAF_JOB_SHARED, bitmap);
+        cr_assert_eq(sheaf_job_samples(job), 8);
+        sheaf_job_close(job);
+        cr_assert(flow_live());
+        for (size_t i = 0; i < 5; i++)
+                close(fds[i]);
+        close(pipes[1]);
+        close_opened(&opened);
+        close(p.sock);
 }
 
 /* More subsets than a version may have at once: refused, and there is room
@@ -267,7 +338,7 @@ struct checkpoint {
 static void stop_at(struct sheaf_job *job, uint32_t yielded, uint32_t bound,
         struct checkpoint *c)
 {
-        bind(job, 2, 0, bound, c->had);
+        bind_slots(job, 2, 0, bound, c->had);
         c->bound = bound;
         cr_assert_eq(sheaf_job_save(job, 2, yielded, &c->state, c->bitmap), 0,
                 "%s", sheaf_last_error());
@@ -287,12 +358,12 @@ static void ends_well(
         while (at < n) {
                 uint32_t count = SHEAF_MIN(n - at, 37u);
 
-                bind(job, 2, at, count, all + at);
+                bind_slots(job, 2, at, count, all + at);
                 at += count;
         }
         each_once(all, n);
         cr_assert_eq(memcmp(all, c->had, same * sizeof(*all)), 0);
-        bind(job, 3, 0, n, all);
+        bind_slots(job, 3, 0, n, all);
         each_once(all, n);
 }
 
@@ -312,7 +383,7 @@ static void neighbour(uint64_t epoch)
         static uint64_t ordinals[FILES];
         struct sheaf_job *job = open_job("other", SHEAF_JOB_STRICT, NULL);
 
-        bind(job, epoch, 0, FILES / 3, ordinals);
+        bind_slots(job, epoch, 0, FILES / 3, ordinals);
         for (uint32_t i = 0; i < FILES / 3; i++) {
                 struct sheaf_view view;
 
@@ -412,10 +483,10 @@ Test(resume, a_resumed_run_is_resumed)
                 cr_assert_eq(sheaf_job_restore(job, &c->state, c->bitmap), 0,
                         "%s", sheaf_last_error());
                 /* on, past a kill with journal */
-                bind(job, 2, yielded, 150, c->had + yielded);
+                bind_slots(job, 2, yielded, 150, c->had + yielded);
                 flow_kill();
                 flow_start();
-                bind(job, 2, yielded + 150, 150, c->had + yielded + 150);
+                bind_slots(job, 2, yielded + 150, 150, c->had + yielded + 150);
                 yielded += 300;
                 cr_assert_eq(
                         sheaf_job_save(job, 2, yielded, &c->state, c->bitmap),
@@ -514,7 +585,7 @@ Test(resume, neither_is_an_error)
         cr_assert_eq(sheaf_job_restore(job, &c->state, c->bitmap), -EINVAL);
         c->bitmap[3] ^= 4;
         /* the epoch was begun anew, by a loader that did not restore */
-        bind(job, 2, 0, 64, ordinals);
+        bind_slots(job, 2, 0, 64, ordinals);
         cr_assert_eq(sheaf_job_restore(job, &c->state, c->bitmap), -EEXIST);
         cr_assert_not_null(strstr(sheaf_last_error(), "name"));
         sheaf_job_close(job);
@@ -542,7 +613,7 @@ Test(resume, at_the_ends_of_an_epoch)
         job = job_of(0, NULL);
         cr_assert_eq(sheaf_job_restore(job, &c->state, c->bitmap), 0, "%s",
                 sheaf_last_error());
-        bind(job, 2, 0, FILES, ordinals);
+        bind_slots(job, 2, 0, FILES, ordinals);
         each_once(ordinals, FILES);
         ends_well(job, c, FILES);
         sheaf_job_close(job);
@@ -557,7 +628,7 @@ Test(resume, saves_in_steps_agree)
         struct sheaf_job_state a, b;
 
         for (uint32_t at = 100; at <= FILES; at += 100) {
-                bind(job, 2, 0, at, ordinals);
+                bind_slots(job, 2, 0, at, ordinals);
                 cr_assert_eq(sheaf_job_save(job, 2, at, &a, one), 0);
                 fresh = job_of(0, NULL);
                 cr_assert_eq(sheaf_job_save(fresh, 2, at, &b, other), 0);
@@ -586,7 +657,8 @@ Test(resume, a_run_is_replayed)
 
         for (uint64_t epoch = 0; epoch < 6; epoch++) {
                 neighbour(epoch);
-                bind(job, epoch, 0, epoch == 4 ? 1100 : FILES, had[epoch]);
+                bind_slots(
+                        job, epoch, 0, epoch == 4 ? 1100 : FILES, had[epoch]);
         }
         sheaf_job_close(job);
         flow_kill();
@@ -597,7 +669,7 @@ Test(resume, a_run_is_replayed)
         for (uint64_t epoch = 6; epoch--;) {
                 uint32_t n = epoch == 4 ? 1100 : FILES;
 
-                bind(job, epoch, 0, n, again);
+                bind_slots(job, epoch, 0, n, again);
                 cr_assert_eq(memcmp(again, had[epoch], n * 8), 0, "epoch %d",
                         (int)epoch);
         }
@@ -613,7 +685,7 @@ Test(resume, a_run_is_replayed)
         sheaf_job_close(job);
         /* back in an early epoch, a job goes on where it was */
         job = job_of(0, NULL);
-        bind(job, 4, 0, FILES, again);
+        bind_slots(job, 4, 0, FILES, again);
         each_once(again, FILES);
         cr_assert_eq(memcmp(again, had[4], 1100 * 8), 0);
         sheaf_job_close(job);
@@ -629,14 +701,14 @@ Test(resume, epochs_come_in_any_order)
         for (size_t i = 0; i < SHEAF_ARRAY_LEN(epochs); i++) {
                 uint64_t *of = had[epochs[i]];
 
-                bind(job, epochs[i], 0, 300, again);
+                bind_slots(job, epochs[i], 0, 300, again);
                 if (of[0] | of[1])
                         cr_assert_eq(memcmp(of, again, 300 * 8), 0, "epoch %d",
                                 (int)epochs[i]);
                 memcpy(of, again, 300 * 8);
         }
         for (size_t i = 0; i < SHEAF_ARRAY_LEN(epochs); i++) {
-                bind(job, epochs[i], 0, FILES, again);
+                bind_slots(job, epochs[i], 0, FILES, again);
                 each_once(again, FILES);
                 cr_assert_eq(memcmp(had[epochs[i]], again, 300 * 8), 0);
         }
@@ -651,21 +723,21 @@ Test(resume, a_lost_place_is_told)
         struct sheaf_job *job = job_of(0, NULL);
         char text[300];
 
-        bind(job, 2, 0, 700, ordinals);
-        bind(job, 2, 0, 700, ordinals);
+        bind_slots(job, 2, 0, 700, ordinals);
+        bind_slots(job, 2, 0, 700, ordinals);
         cr_assert_eq(sheaf_job_warning(job, text, sizeof(text)), 0);
         sheaf_job_close(job);
         reconnect();
         job = job_of(0, NULL);
         for (uint32_t at = 700 - 64; at < 900; at += 16)
-                bind(job, 2, at, 16, ordinals);
+                bind_slots(job, 2, at, 16, ordinals);
         cr_assert_eq(sheaf_job_warning(job, text, sizeof(text)), 0, "%s", text);
         sheaf_job_close(job);
         cr_assert_eq(flow_stat("jobs.repeats"), 0);
         reconnect();
         job = job_of(0, NULL);
         for (uint32_t at = 0; at < 400; at += 16)
-                bind(job, 2, at, 16, ordinals);
+                bind_slots(job, 2, at, 16, ordinals);
         cr_assert_gt(sheaf_job_warning(job, text, sizeof(text)), 0);
         cr_assert_not_null(strstr(text, "job-0"), "%s", text);
         cr_assert_not_null(strstr(text, "epoch 2"), "%s", text);
