@@ -86,6 +86,7 @@ static int loaded(
                 v->dataset->record->id, &v->fetch.stored);
         if (rc)
                 return rc;
+        v->fetch.sealed = v->record->root_digest.len != 0;
         v->load = SHEAF_LOADED;
         block->memfd = -1;
         block->map = NULL;

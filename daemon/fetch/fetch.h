@@ -51,6 +51,7 @@ struct sheaf_fetch_version {
         struct sheaf_listing listing;
         struct sheaf_version *stored;
         int64_t wall_offset_ns; /* wall clock less monotonic, as it came */
+        bool sealed; /* all digests were known: one that is not was lost */
         struct sheaf_fetch_counters *counters;
         /* Makes @ret_origin usable: 0; -EINPROGRESS: sheaf_fetch_resume will
          * be called; -ESTALE: detached, with a text in @ret_why. */

@@ -64,6 +64,14 @@ static void from_origin_hashed(
 
         v->counters->origin_reads++;
         v->counters->origin_bytes += f->len_bytes;
+        /* What a sealed version stands for is not learned from a file of which
+         * anything moved. */
+        if (!sheaf_digest_known(known) && v->sealed && f->ctime_moved) {
+                discard_bytes(f);
+                v->counters->stale++;
+                sheaf_flight_fail(f, -ESTALE, sheaf_why_changed);
+                return;
+        }
         if (!sheaf_digest_known(known)) {
                 sheaf_version_learn(v->stored, f->chunk, &f->digest);
                 sheaf_flight_publish(f);

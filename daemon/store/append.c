@@ -6,26 +6,13 @@
  *  1 a place is published after its bytes were written, never before
  *  2 buffers of a segment are disjoint, whole pages: no page that holds a
  *    published record is written again
- *  3 a new generation is durable in the header before a segment is OPEN
+ *  3 a record goes where blocks are taken, and so will its entry in the
+ *    summary (room.c): what was let in cannot fail for lack of room
  *  4 a segment is sealed when its last buffer is on disk and synced: a valid
- *    summary proves that its records are durable; room for it is kept free
+ *    summary proves that its records are durable; one to which nothing was
+ *    added since has its summary already
  *  5 a failed write closes the segment: what follows goes to another */
 #include "daemon/store/private.h"
-
-#include <fcntl.h>
-#include <sys/random.h>
-#include <sys/stat.h>
-
-struct making {
-        struct sheaf_disk_io io;
-        struct sheaf_store *store;
-        struct sheaf_group *group;
-        struct sheaf_segment *segment;
-        uint64_t disk_bytes, reserved_bytes;
-        bool fresh;
-        char name[32];
-        _Alignas(4096) uint8_t page[4096];
-};
 
 struct sealing {
         struct sheaf_disk_io io;
@@ -34,67 +21,57 @@ struct sealing {
         unsigned int step; /* sync, write, sync */
 };
 
-static void fill(struct sheaf_store *store, struct sheaf_group *group);
+static size_t bucket_of(uint64_t id)
+{
+        return (id * UINT64_C(0x9e3779b97f4a7c15)) >> 54; /* of 2^10 */
+}
+
+struct sheaf_group *sheaf_group_find(
+        const struct sheaf_store *store, uint64_t id)
+{
+        struct sheaf_group *group = store->group_of[bucket_of(id)];
+
+        while (group && group->id != id)
+                group = group->chained;
+        return group;
+}
 
 struct sheaf_group *sheaf_group_get(struct sheaf_store *store, uint64_t id)
 {
-        struct sheaf_group *group;
+        struct sheaf_group *group = sheaf_group_find(store, id), **bucket;
 
-        for (group = store->groups; group; group = group->next) {
-                if (group->id == id)
-                        return group;
-        }
+        if (group)
+                return group;
         group = sheaf_new(struct sheaf_group, 1);
         if (!group)
                 return NULL;
+        bucket = &store->group_of[bucket_of(id)];
         group->id = id;
         group->idle_since_ns = sheaf_now_ns();
         group->append.waiting_tail = &group->append.waiting;
         group->next = store->groups;
         store->groups = group;
+        group->chained = *bucket;
+        *bucket = group;
         return group;
 }
 
-/* ---- making a segment ready ---- */
-
-/* pool */
-static int make_work(struct sheaf_disk_io *io)
+void sheaf_group_forget(struct sheaf_store *store, struct sheaf_group *group)
 {
-        struct making *making = (struct making *)io;
-        struct sheaf_store *store = making->store;
-        struct stat st;
-        int rc = 0;
-        sheaf_autofd int fd = openat(store->dir_fd, making->name,
-                O_RDWR | O_CLOEXEC | O_NOFOLLOW |
-                        (making->fresh ? O_CREAT | O_TRUNC : 0),
-                0600);
+        struct sheaf_append *append = &group->append;
+        struct sheaf_group **at = &store->groups;
 
-        if (fd < 0 && errno == ENOENT && making->fresh) {
-                /* Somebody removed the directory. */
-                mkdirat(store->dir_fd, "segments", 0700);
-                fd = openat(store->dir_fd, making->name,
-                        O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_CREAT | O_TRUNC,
-                        0600);
-        }
-        if (fd < 0)
-                return -errno;
-        rc = fallocate(fd, 0, 0, (off_t)store->segment_bytes) ? -errno : 0;
-        if (rc == -EOPNOTSUPP)
-                rc = -posix_fallocate(fd, 0, (off_t)store->segment_bytes);
-        if (!rc && pwrite(fd, making->page, sizeof(making->page), 0) !=
-                           (ssize_t)sizeof(making->page))
-                rc = -EIO;
-        if (!rc && fsync(fd))
-                rc = -errno;
-        if (!rc && fstat(fd, &st))
-                rc = -errno;
-        if (rc) {
-                if (making->fresh)
-                        unlinkat(store->dir_fd, making->name, 0);
-                return rc;
-        }
-        making->disk_bytes = (uint64_t)st.st_blocks * 512;
-        return 0;
+        if (group->live || append->segment || append->making ||
+                append->buffer || append->waiting)
+                return;
+        while (*at != group)
+                at = &(*at)->next;
+        *at = group->next;
+        at = &store->group_of[bucket_of(group->id)];
+        while (*at != group)
+                at = &(*at)->chained;
+        *at = group->chained;
+        free(group);
 }
 
 static void fail_waiting(
@@ -113,123 +90,16 @@ static void fail_waiting(
         }
 }
 
-static void make_done(struct sheaf_disk_io *io, int rc)
-{
-        struct making *making = (struct making *)io;
-        struct sheaf_store *store = making->store;
-        struct sheaf_group *group = making->group;
-        struct sheaf_segment *segment = making->segment;
-
-        group->append.making = false;
-        store->reserved_bytes -= making->reserved_bytes;
-        segment->busy--;
-        if (rc) {
-                /* A recycled file that vanished is only forgotten. */
-                sheaf_segment_remove(store, segment);
-                if (rc == -ENOENT && !making->fresh) {
-                        free(making);
-                        fill(store, group);
-                        return;
-                }
-                fail_waiting(store, group, sheaf_space_failed(store, rc));
-                free(making);
-                return;
-        }
-        store->segment_disk_bytes += making->disk_bytes - segment->disk_bytes;
-        segment->disk_bytes = making->disk_bytes;
-        segment->state = SHEAF_SEGMENT_OPEN;
-        segment->end_bytes = SHEAF_DISK_PAGE;
-        store->stats.container_written_bytes += sizeof(making->page);
-        group->append.segment = segment;
-        sheaf_space_wrote(store);
-        free(making);
-        fill(store, group);
-}
-
-static void make_header(struct making *making)
-{
-        struct sheaf_disk_segment *header =
-                (struct sheaf_disk_segment *)making->page;
-
-        *header = (struct sheaf_disk_segment){
-                .magic = SHEAF_DISK_SEGMENT_MAGIC,
-                .layout = SHEAF_DISK_LAYOUT,
-                .number = making->segment->number,
-                .generation = making->segment->generation,
-                .segment_bytes = making->store->segment_bytes,
-                .group = making->group->id,
-        };
-        sheaf_mac_seal(making->store->mac, header, sizeof(*header));
-}
-
-/* Finds or makes a segment for the group: 0 under way, or why not. */
-static int make(struct sheaf_store *store, struct sheaf_group *group)
-{
-        struct making *making;
-        struct sheaf_segment *segment;
-        bool freed = true, fresh = false;
-        int rc = 0;
-
-        segment = NULL;
-        while (!segment && freed) {
-                segment = sheaf_space_reuse(store, NULL, &freed);
-                if (segment)
-                        break;
-                rc = sheaf_space_room(store, store->segment_bytes);
-                if (!rc)
-                        break;
-                segment = sheaf_space_reuse(store, group, &freed);
-        }
-        /* Files whose tail was given back need room to be whole again. */
-        if (segment && segment->disk_bytes < store->segment_bytes &&
-                sheaf_space_room(
-                        store, store->segment_bytes - segment->disk_bytes)) {
-                sheaf_segment_unlink(store, segment);
-                return make(store, group);
-        }
-        if (!segment) {
-                if (rc)
-                        return sheaf_space_refused(
-                                store, store->segment_bytes, rc);
-                segment = sheaf_segment_add(store, 0);
-                fresh = true;
-                if (!segment)
-                        return -ENOMEM;
-                if (getrandom(&segment->generation, sizeof(segment->generation),
-                            GRND_NONBLOCK) < 0)
-                        segment->generation = (uint32_t)sheaf_wall_ns();
-                segment->generation |= 1;
-        }
-        making = aligned_alloc(4096, sheaf_round_up(sizeof(*making), 4096));
-        if (!making) {
-                if (fresh)
-                        sheaf_segment_remove(store, segment);
-                return -ENOMEM;
-        }
-        memset(making, 0, sizeof(*making));
-        making->io.op = SHEAF_DISK_WORK;
-        making->io.work = make_work;
-        making->io.done = make_done;
-        making->store = store;
-        making->group = group;
-        making->segment = segment;
-        making->fresh = fresh;
-        sheaf_file_shut(store, &segment->file);
-        segment->state = SHEAF_SEGMENT_MAKING;
-        segment->group = group->id;
-        segment->busy++;
-        sheaf_segment_name(segment->number, making->name);
-        make_header(making);
-        making->reserved_bytes =
-                store->segment_bytes -
-                SHEAF_MIN(segment->disk_bytes, store->segment_bytes);
-        store->reserved_bytes += making->reserved_bytes;
-        group->append.making = true;
-        sheaf_disk_submit(store->disk, &making->io);
-        return 0;
-}
-
 /* ---- sealing ---- */
+
+static void sealed(
+        struct sheaf_store *store, struct sheaf_segment *segment, bool summed)
+{
+        segment->state = SHEAF_SEGMENT_SEALED;
+        segment->synced = segment->summed = summed;
+        if (segment->doomed || segment->dropped == segment->records)
+                sheaf_segment_release(store, segment);
+}
 
 static void seal_done(struct sheaf_disk_io *io, int rc)
 {
@@ -248,14 +118,12 @@ static void seal_done(struct sheaf_disk_io *io, int rc)
                 sheaf_disk_submit(store->disk, io);
                 return;
         }
+        sheaf_segment_account(store, segment);
         segment->busy--;
         sheaf_file_leave(store, &segment->file);
-        segment->state = SHEAF_SEGMENT_SEALED;
-        segment->synced = !rc;
         if (rc)
                 sheaf_space_failed(store, rc);
-        if (segment->doomed || segment->dropped == segment->records)
-                sheaf_segment_release(store, segment);
+        sealed(store, segment, !rc);
         free(io->buf);
         free(sealing);
 }
@@ -298,14 +166,17 @@ static void seal(struct sheaf_store *store, struct sheaf_segment *segment)
         size_t bytes = 0;
         void *summary = NULL;
 
+        if (segment->summed) {
+                free(sealing);
+                sealed(store, segment, true);
+                return;
+        }
         sheaf_segment_name(segment->number, name);
         if (sealing)
                 summary = sheaf_segment_summary(store, segment, &bytes);
         if (!summary || sheaf_file_enter(store, &segment->file, name, true)) {
                 /* Closed all the same; recovery walks it. */
-                segment->state = SHEAF_SEGMENT_SEALED;
-                if (segment->doomed)
-                        sheaf_segment_release(store, segment);
+                sealed(store, segment, false);
                 free(summary);
                 free(sealing);
                 return;
@@ -386,6 +257,7 @@ static void buffer_done(struct sheaf_disk_io *io, int rc)
                 rc = sheaf_space_failed(store, rc);
         } else {
                 store->stats.container_written_bytes += io->len_bytes;
+                sheaf_segment_account(store, segment);
                 sheaf_space_wrote(store);
         }
         buffer->next = store->append_free;
@@ -435,21 +307,15 @@ static void buffer_flush(struct sheaf_store *store, struct sheaf_group *group)
 static bool fits_segment(const struct sheaf_store *store,
         const struct sheaf_segment *segment, uint64_t len)
 {
-        uint64_t at = sheaf_disk_record_at(segment->end_bytes, len);
-        uint64_t end = sheaf_round_up(
-                at + sizeof(struct sheaf_disk_record) + len, SHEAF_DISK_PAGE);
-
-        return end + sheaf_disk_summary_bytes(segment->records + 1) <=
+        return sheaf_room_end(segment, len) +
+                       sheaf_disk_summary_bytes(segment->records + 1) <=
                store->segment_bytes;
 }
 
 static bool fits_buffer(const struct sheaf_append_buffer *buffer, uint64_t len)
 {
-        uint64_t at = sheaf_disk_record_at(buffer->segment->end_bytes, len);
-        uint64_t end = sheaf_round_up(
-                at + sizeof(struct sheaf_disk_record) + len, SHEAF_DISK_PAGE);
-
-        return end - buffer->start_bytes <= SHEAF_APPEND_BUFFER_BYTES;
+        return sheaf_room_end(buffer->segment, len) - buffer->start_bytes <=
+               SHEAF_APPEND_BUFFER_BYTES;
 }
 
 /* Puts one record into the group's buffer. */
@@ -497,6 +363,7 @@ static int put_record(struct sheaf_store *store, struct sheaf_group *group,
         segment->end_bytes = sheaf_round_up(end, SHEAF_DISK_PACK);
         memset(to + sizeof(record) + len, 0, segment->end_bytes - end);
         segment->payload_bytes += len;
+        segment->summed = false;
         store->stats.chunks++;
         store->stats.payload_bytes += len;
         p->place = (struct sheaf_place){
@@ -536,7 +403,6 @@ static int buffer_begin(struct sheaf_store *store, struct sheaf_group *group)
         return 0;
 }
 
-/* Moves waiting writes on as far as segment and buffers allow. */
 static void fill(struct sheaf_store *store, struct sheaf_group *group)
 {
         struct sheaf_append *append = &group->append;
@@ -553,7 +419,11 @@ static void fill(struct sheaf_store *store, struct sheaf_group *group)
                         seal_begin(store, group);
                 }
                 if (!append->segment) {
-                        rc = make(store, group);
+                        rc = sheaf_room_make(store, group);
+                        continue;
+                }
+                if (!sheaf_room_fits(append->segment, len)) {
+                        rc = sheaf_room_grow(store, group, len);
                         continue;
                 }
                 if (append->buffer && !fits_buffer(append->buffer, len))
@@ -584,6 +454,14 @@ static void fill(struct sheaf_store *store, struct sheaf_group *group)
         }
         if (rc)
                 fail_waiting(store, group, rc);
+}
+
+void sheaf_append_resume(
+        struct sheaf_store *store, struct sheaf_group *group, int rc)
+{
+        if (rc)
+                fail_waiting(store, group, rc);
+        fill(store, group);
 }
 
 void sheaf_append_write(
@@ -625,6 +503,26 @@ void sheaf_append_flush(struct sheaf_store *store, int64_t age_ns)
                 if (g->append.buffer && g->append.touched_ns <= before_ns)
                         buffer_flush(store, g);
         }
+}
+
+bool sheaf_append_idle(
+        const struct sheaf_store *store, const struct sheaf_segment *segment)
+{
+        const struct sheaf_group *group =
+                sheaf_group_find(store, segment->group);
+
+        return segment->state == SHEAF_SEGMENT_OPEN && !segment->busy &&
+               group && group->append.segment == segment &&
+               !group->append.buffer && !group->append.waiting;
+}
+
+void sheaf_append_detach(
+        struct sheaf_store *store, const struct sheaf_segment *segment)
+{
+        struct sheaf_group *group = sheaf_group_find(store, segment->group);
+
+        if (group && group->append.segment == segment)
+                group->append.segment = NULL;
 }
 
 void sheaf_append_deinit(struct sheaf_store *store)

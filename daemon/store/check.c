@@ -2,8 +2,9 @@
 /* The cleaning behind: what an unclean stop left unchecked is hashed, and
  * entries of dead places leave the catalog.
  *
- *  1 one container is checked at a time, on a pool thread; its records were
- *    found through checked headers, so only payloads are hashed
+ *  1 one container is checked at a time, on a pool thread, one a tick but for
+ *    small ones; its records were found through checked headers, so only
+ *    payloads are hashed
  *  2 an unchecked segment is not in the catalog: that is its durable mark,
  *    and it goes when the segment was hashed, given its summary and synced
  *  3 the sweep of the catalog takes a few thousand entries a tick, and only
@@ -11,6 +12,9 @@
 #include "daemon/store/private.h"
 
 #include <fcntl.h>
+
+/* Records of a container that is checked so soon that the next follows. */
+#define FEW 64
 
 #define SWEEP_STEP  2048
 #define SWEEP_SLACK (UINT64_C(256) << 10)
@@ -65,6 +69,7 @@ static void check_done(struct sheaf_disk_io *io, int rc)
         struct check *check = (struct check *)io;
         struct sheaf_store *store = check->store;
         struct sheaf_segment *segment = check->segment;
+        bool more;
 
         for (uint32_t i = 0; !rc && i < check->count; i++) {
                 const struct sheaf_disk_entry *entry = &check->entries[i];
@@ -88,7 +93,10 @@ static void check_done(struct sheaf_disk_io *io, int rc)
         else if (!rc && segment->state == SHEAF_SEGMENT_SEALED &&
                  !store->closing)
                 sheaf_segment_seal(store, segment);
+        more = check->count <= FEW && !store->slow;
         check_free(check);
+        if (more)
+                sheaf_check_step(store);
 }
 
 static struct check *check_new(

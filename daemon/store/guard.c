@@ -1,14 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A jump out of LMDB, per thread.
+/* A jump out of LMDB, per thread; pages in place of lost ones.
  *
  *  1 the handler jumps only from a fault of the thread itself in a guarded
  *    call; any other fault meets the action that was there before
  *  2 nothing of ours runs between the two ends of the jump but what the
- *    guarded call does: it holds no lock and owns no memory */
+ *    guarded call does: it holds no lock and owns no memory
+ *  3 entries of ranges are never freed, so that a handler may walk them at any
+ *    time; one that is free has no length */
 #include "daemon/store/guard.h"
 
 #include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
 
 static _Thread_local sigjmp_buf jump;
 static _Thread_local volatile sig_atomic_t armed;
@@ -18,9 +23,44 @@ static struct sigaction before[SHEAF_ARRAY_LEN(signals)];
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static int setup_rc;
 
+struct sheaf_guard_range {
+        _Atomic uintptr_t start, end;
+        atomic_uint lost;
+        struct sheaf_guard_range *next;
+};
+
+static _Atomic(struct sheaf_guard_range *) ranges;
+static uintptr_t page_bytes;
+
+/* Signal handler. A call of the kernel's, not the library's: nothing but it is
+ * safe here. */
+static bool repair(uintptr_t at)
+{
+        struct sheaf_guard_range *range = atomic_load(&ranges);
+        int saved_errno = errno;
+        long rc;
+
+        while (range && (at < atomic_load(&range->start) ||
+                                at >= atomic_load(&range->end)))
+                range = range->next;
+        if (!range)
+                return false;
+        rc = syscall(SYS_mmap, at & ~(page_bytes - 1), page_bytes,
+                PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED,
+                -1, 0);
+        errno = saved_errno;
+        if (rc == -1)
+                return false;
+        atomic_fetch_add(&range->lost, 1);
+        return true;
+}
+
 static void on_fault(int signal_number, siginfo_t *info, void *context)
 {
         (void)context;
+        if (signal_number == SIGBUS && info->si_code > 0 &&
+                repair((uintptr_t)info->si_addr))
+                return;
         /* A code above 0 is the kernel's: this thread touched something. */
         if (armed && info->si_code > 0) {
                 armed = 0;
@@ -39,6 +79,7 @@ static void setup(void)
         struct sigaction action = { .sa_sigaction = on_fault,
                 .sa_flags = SA_SIGINFO | SA_NODEFER };
 
+        page_bytes = (uintptr_t)sysconf(_SC_PAGESIZE);
         sigemptyset(&action.sa_mask);
         for (size_t i = 0; i < SHEAF_ARRAY_LEN(signals); i++)
                 if (sigaction(signals[i], &action, &before[i]))
@@ -75,4 +116,49 @@ sigjmp_buf *sheaf_guard_begin(void)
 void sheaf_guard_end(void)
 {
         armed = 0;
+}
+
+static struct sheaf_guard_range *unused(void)
+{
+        struct sheaf_guard_range *range = atomic_load(&ranges);
+
+        while (range && atomic_load(&range->end))
+                range = range->next;
+        return range;
+}
+
+int sheaf_guard_range(
+        void *start, size_t bytes, struct sheaf_guard_range **ret_range)
+{
+        struct sheaf_guard_range *range;
+        int rc = sheaf_guard_setup();
+
+        if (rc)
+                return rc;
+        range = unused();
+        if (!range) {
+                range = sheaf_new(struct sheaf_guard_range, 1);
+                if (!range)
+                        return -ENOMEM;
+                range->next = atomic_load(&ranges);
+                atomic_store(&ranges, range);
+        }
+        atomic_store(&range->lost, 0);
+        atomic_store(&range->start, (uintptr_t)start);
+        atomic_store(&range->end, (uintptr_t)start + bytes);
+        *ret_range = range;
+        return 0;
+}
+
+void sheaf_guard_range_end(struct sheaf_guard_range *range)
+{
+        if (!range)
+                return;
+        atomic_store(&range->end, 0);
+        atomic_store(&range->start, 0);
+}
+
+unsigned int sheaf_guard_lost(const struct sheaf_guard_range *range)
+{
+        return range ? atomic_load(&range->lost) : 0;
 }

@@ -1,12 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Calls into LMDB that survive a damaged database.
+/* Calls into LMDB that survive a damaged database, and maps of files that
+ * survive a failing disk.
  *
  * LMDB trusts its file: a damaged page leads its pointers out of the map, into
  * a division by zero or an assertion. Each ends the call here with -EBADMSG,
  * and not the daemon. What the call held is lost with it (a reader's slot, a
  * lock), so the environment must not be used again: its owner puts it aside.
  *
- * Threads: any; a call is on one thread. */
+ * A page of a map that its disk does not give, or that lies behind the end of
+ * a file that was cut, becomes a page of zeros in memory, and the access goes
+ * on: whoever reads the map must take zeros for "not known".
+ *
+ * Threads: any; a call is on one thread. Ranges begin and end on one. */
 #ifndef SHEAF_DAEMON_STORE_GUARD_H
 #define SHEAF_DAEMON_STORE_GUARD_H
 
@@ -26,5 +31,15 @@ void sheaf_guard_env(MDB_env *env);
  * sigsetjmp(*..., 0) in a function that lasts until _end. Not nested. */
 sigjmp_buf *sheaf_guard_begin(void);
 void sheaf_guard_end(void);
+
+struct sheaf_guard_range;
+/* From here on faults in the map [@start, @start + @bytes) are repaired.
+ * -ENOMEM. */
+SHEAF_MUST_CHECK int sheaf_guard_range(
+        void *start, size_t bytes, struct sheaf_guard_range **ret_range);
+/* Before the map goes. NULL is fine. */
+void sheaf_guard_range_end(struct sheaf_guard_range *range);
+/* Pages that were replaced until now; any thread. */
+unsigned int sheaf_guard_lost(const struct sheaf_guard_range *range);
 
 #endif

@@ -2,12 +2,13 @@
 /* What the files of the disk tier share; nothing outside includes this.
  *
  *   store.c    open, close, reads, writes: the facade
- *   space.c    groups, limits, who gives way
+ *   space.c    groups, limits, who gives way;  meta.c  what is not payload
  *   places.c   digest -> place: pending batch, catalog, damaged places
- *   segment.c  table of segments;  append.c  filling them
+ *   segment.c  table of segments;  append.c  filling them;  room.c  blocks
  *   plain.c    large files;  plain_check.c  their hashing and leases
  *   records.c  small values of the daemon, durable one after another
- *   version.c  flat arrays;  recover.c  what a start finds
+ *   version.c  flat arrays;  arrays.c  their files
+ *   recover.c  what a start finds
  *   probe.c    what the file system lacks;  pulse.c  whether it answers
  *
  * Everything runs on the loop thread unless a comment says "pool". */
@@ -19,6 +20,7 @@
 #include "daemon/store/buffers.h"
 #include "daemon/store/catalog.h"
 #include "daemon/store/disk.h"
+#include "daemon/store/guard.h"
 #include "daemon/store/lock.h"
 #include "daemon/store/mac.h"
 #include "daemon/store/store.h"
@@ -30,6 +32,10 @@
 #define SHEAF_APPEND_BUFFERS_MAX  8
 #define SHEAF_APPEND_BUFFER_BYTES ((UINT64_C(4) << 20) + (UINT64_C(16) << 10))
 #define SHEAF_APPEND_FLUSH_BYTES  (UINT64_C(2) << 20)
+#define SHEAF_APPEND_WANTED_NS    (INT64_C(10) * SHEAF_NS_PER_MS)
+/* What a segment takes at first, and the most by which it grows. */
+#define SHEAF_SEGMENT_FIRST_BYTES (UINT64_C(64) << 10)
+#define SHEAF_SEGMENT_STEP_BYTES  (UINT64_C(4) << 20)
 
 /* ---- descriptors: opened on use, closed when too many are idle ---- */
 
@@ -49,7 +55,7 @@ void sheaf_file_shut(struct sheaf_store *store, struct sheaf_file *file);
 /* ---- segments ---- */
 
 enum sheaf_segment_state {
-        SHEAF_SEGMENT_FREE = 0, /* no live record; may be refilled */
+        SHEAF_SEGMENT_FREE = 0, /* no record; may be refilled, if not absent */
         SHEAF_SEGMENT_MAKING,   /* header with a new generation under way */
         SHEAF_SEGMENT_OPEN,
         SHEAF_SEGMENT_SEALING,
@@ -63,7 +69,11 @@ struct sheaf_segment {
         unsigned int busy; /* reads, writes and checks in flight */
         struct sheaf_file file;
         uint64_t end_bytes, payload_bytes, disk_bytes;
+        /* Blocks are taken below room_bytes, and in the last tail_bytes. */
+        uint64_t room_bytes, tail_bytes;
         uint32_t records, dropped; /* dropped: evicted or damaged */
+        bool absent;               /* FREE, and without a file */
+        bool summed;               /* its summary on disk tells all records */
         bool cataloged;            /* all records are in the catalog */
         bool synced;               /* sealed and durable */
         bool unchecked;
@@ -75,16 +85,21 @@ struct sheaf_segment {
 struct sheaf_segment *sheaf_segment_at(
         const struct sheaf_store *store, uint32_t number);
 void sheaf_segment_name(uint32_t number, char ret_name[32]);
-/* A table entry for @number, or a number of its own when 0. NULL: -ENOMEM. */
+/* A table entry for @number, or the first that has no file when 0. NULL:
+ * -ENOMEM. */
 struct sheaf_segment *sheaf_segment_add(
         struct sheaf_store *store, uint32_t number);
-/* Forgets the table entry; its file must be gone. */
-void sheaf_segment_remove(
+/* Its file is gone; its number may be given again. */
+void sheaf_segment_vanish(
         struct sheaf_store *store, struct sheaf_segment *segment);
+/* What its file takes on disk now; nothing changes while the disk is slow. */
+void sheaf_segment_account(
+        struct sheaf_store *store, struct sheaf_segment *segment);
+void sheaf_segments_deinit(struct sheaf_store *store);
 /* All its records are gone for all versions; it may be refilled. */
 void sheaf_segment_release(
         struct sheaf_store *store, struct sheaf_segment *segment);
-/* Releases, deletes the file and forgets. */
+/* Releases and deletes the file. */
 void sheaf_segment_unlink(
         struct sheaf_store *store, struct sheaf_segment *segment);
 /* One record less; the last one releases the segment. */
@@ -116,8 +131,8 @@ struct sheaf_append_buffer {
 };
 
 struct sheaf_append {
-        struct sheaf_segment *segment;      /* OPEN, or NULL */
-        bool making;                        /* a segment is being made */
+        struct sheaf_segment *segment; /* OPEN, or NULL */
+        bool making;                   /* a segment is being made, or grows */
         struct sheaf_append_buffer *buffer; /* being filled, or NULL */
         int64_t touched_ns;
         struct sheaf_store_write *waiting, **waiting_tail;
@@ -129,9 +144,18 @@ struct sheaf_group {
         int64_t idle_since_ns;
         struct sheaf_append append;
         struct sheaf_group *next;
+        struct sheaf_group *chained; /* in its bucket */
 };
 
+#define SHEAF_GROUP_BUCKETS 1024
+
+/* NULL: -ENOMEM. */
 struct sheaf_group *sheaf_group_get(struct sheaf_store *store, uint64_t id);
+/* NULL: there is none. */
+struct sheaf_group *sheaf_group_find(
+        const struct sheaf_store *store, uint64_t id);
+/* Forgets a group that nothing belongs to any more. */
+void sheaf_group_forget(struct sheaf_store *store, struct sheaf_group *group);
 void sheaf_append_write(
         struct sheaf_store *store, struct sheaf_store_write *write);
 /* Gives waiting writes of all groups another try (a buffer is free). */
@@ -145,7 +169,39 @@ void sheaf_append_drop(struct sheaf_store *store, struct sheaf_group *group);
 /* A record of the segment is damaged: nothing more is put into it. */
 void sheaf_append_distrust(
         struct sheaf_store *store, const struct sheaf_segment *segment);
+/* Whether the segment is its group's open one and nothing is on the way to
+ * it; such a one is the group's no more when it is detached. */
+bool sheaf_append_idle(
+        const struct sheaf_store *store, const struct sheaf_segment *segment);
+void sheaf_append_detach(
+        struct sheaf_store *store, const struct sheaf_segment *segment);
 void sheaf_append_deinit(struct sheaf_store *store);
+/* The group goes on, after @rc was told to all that wait when it is not 0. */
+void sheaf_append_resume(
+        struct sheaf_store *store, struct sheaf_group *group, int rc);
+
+/* ---- blocks of segments (room.c) ---- */
+
+/* Where a record of @len_bytes that is put next would end, in whole pages. */
+static inline uint64_t sheaf_room_end(
+        const struct sheaf_segment *segment, uint64_t len_bytes)
+{
+        return sheaf_round_up(
+                sheaf_disk_record_at(segment->end_bytes, len_bytes) +
+                        sizeof(struct sheaf_disk_record) + len_bytes,
+                SHEAF_DISK_PAGE);
+}
+/* Whether blocks are taken for it, and for its entry in the summary. */
+bool sheaf_room_fits(const struct sheaf_segment *segment, uint64_t len_bytes);
+/* Finds or makes a segment for the group, with the first blocks: 0 under way,
+ * or why not. sheaf_append_resume follows. */
+SHEAF_MUST_CHECK int sheaf_room_make(
+        struct sheaf_store *store, struct sheaf_group *group);
+/* Takes blocks for a record of @len_bytes in the group's open segment, or
+ * closes it where another one has them: 0, or why not. */
+SHEAF_MUST_CHECK int sheaf_room_grow(struct sheaf_store *store,
+        struct sheaf_group *group, uint64_t len_bytes);
+
 /* Writes the summary as soon as nothing else is in flight. */
 void sheaf_segment_seal(
         struct sheaf_store *store, struct sheaf_segment *segment);
@@ -191,6 +247,8 @@ struct sheaf_shortage {
 /* Room for @bytes more: 0, -EDQUOT (the limit), -ENOSPC, -errno. */
 SHEAF_MUST_CHECK int sheaf_space_room(
         struct sheaf_store *store, uint64_t bytes);
+/* Whether the file system lacks @bytes above the floor. */
+bool sheaf_space_short(const struct sheaf_store *store, uint64_t bytes);
 /* A FREE segment, taken from an idle group if it must be, or NULL. Also
  * deletes plain files of idle groups; *@ret_freed tells that room was made. */
 struct sheaf_segment *sheaf_space_reuse(struct sheaf_store *store,
@@ -198,7 +256,6 @@ struct sheaf_segment *sheaf_space_reuse(struct sheaf_store *store,
 uint64_t sheaf_space_used(const struct sheaf_store *store);
 /* Brings usage below the limit again after metadata grew. */
 void sheaf_space_enforce(struct sheaf_store *store);
-void sheaf_space_meta(struct sheaf_store *store);
 /* The disk failed a write with @rc. Returns what its writer is told: -ENOSPC
  * for the lack of space or quota, else -EIO. */
 int sheaf_space_failed(struct sheaf_store *store, int rc);
@@ -211,6 +268,16 @@ int sheaf_space_refused(struct sheaf_store *store, uint64_t bytes, int rc);
 void sheaf_space_wrote(struct sheaf_store *store);
 /* Ends the states whose cause is gone; called now and then. */
 void sheaf_space_settle(struct sheaf_store *store);
+
+/* ---- what is not payload (meta.c) ---- */
+
+#define SHEAF_META_BUCKETS 1024
+
+/* Looks at what changes by itself; at all when something was missed. */
+void sheaf_space_meta(struct sheaf_store *store);
+/* The directory @name in "versions" has changed, or is gone. */
+void sheaf_meta_version(struct sheaf_store *store, const char *name);
+void sheaf_meta_deinit(struct sheaf_store *store);
 
 /* ---- the disk's pulse ---- */
 
@@ -293,14 +360,23 @@ bool sheaf_plain_marked(struct sheaf_store *store, struct sheaf_plain *plain);
 
 /* ---- versions ---- */
 
+void sheaf_version_hex(const uint8_t uuid[16], char ret_hex[33]);
+
+/* Maps digests and places (arrays.c); what failed half is undone by _close. */
+SHEAF_MUST_CHECK int sheaf_arrays_open(struct sheaf_version *version);
+void sheaf_arrays_close(struct sheaf_version *version);
+/* Pages that the disk did not give until now. */
+unsigned int sheaf_arrays_lost(const struct sheaf_version *version);
+
 struct sheaf_large {
         uint64_t first_chunk;
         uint32_t entry;
 };
 
 struct sheaf_tally {
+        uint32_t number; /* of the segment */
+        uint32_t chunks;
         uint64_t bytes;
-        uint64_t chunks;
 };
 
 struct sheaf_version {
@@ -312,12 +388,15 @@ struct sheaf_version {
         struct sheaf_place *places;
         size_t digests_bytes, places_bytes;
         int digests_fd, places_fd;
+        struct sheaf_guard_range *digests_range, *places_range;
+        unsigned int lost; /* pages of both, when it was last looked */
+        unsigned int cut;  /* arrays that had another size when opened */
         uint32_t *lens;
         struct sheaf_large *large; /* files over one chunk, by first_chunk */
         size_t large_count;
         uint64_t known, disk_chunks, disk_bytes;
-        struct sheaf_tally *tally; /* by segment number */
-        uint32_t tally_cap;
+        struct sheaf_tally *tally; /* ascending numbers */
+        uint32_t tally_count, tally_cap;
         bool foreign; /* has places in plain files of other nodes */
         bool dirty;   /* the arrays were changed since they were opened */
         struct sheaf_version *next;
@@ -334,6 +413,9 @@ void sheaf_version_plain_gone(struct sheaf_version *version, uint64_t node);
 /* One chunk of a plain file is no longer in it. */
 void sheaf_version_plain_lost(
         struct sheaf_version *version, const struct sheaf_place *place);
+
+/* Tells of pages that the disk did not give, and counts anew. */
+void sheaf_versions_look(struct sheaf_store *store);
 
 /* ---- recovery ---- */
 
@@ -396,8 +478,9 @@ struct sheaf_store {
         unsigned int files_open;
 
         struct sheaf_segment **segments; /* by number */
-        uint32_t segment_cap, segment_top, segment_count, free_count;
-        struct sheaf_group *groups;
+        uint32_t segment_cap, segment_top, segment_count;
+        bool holes_missing; /* what is not taken of a file takes room too */
+        struct sheaf_group *groups, *group_of[SHEAF_GROUP_BUCKETS];
         struct sheaf_append_buffer *append_free;
         unsigned int append_buffers;
 
@@ -415,6 +498,8 @@ struct sheaf_store {
         size_t bad_count;
 
         uint64_t segment_disk_bytes, meta_bytes, version_meta_bytes;
+        struct sheaf_meta *metas[SHEAF_META_BUCKETS]; /* by directory */
+        bool metas_stale;
         uint64_t journal_bytes;  /* of jobs, as the owner told */
         uint64_t reserved_bytes; /* by writes and segments under way */
 

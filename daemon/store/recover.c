@@ -5,8 +5,8 @@
  *    rebuilt from its summary, and from there on by length from checked
  *    headers; payload is never scanned
  *  2 after an unclean stop no segment is filled further; after a clean one
- *    a segment that was open goes on, unless its room was given back: its
- *    bytes are counted once, when it is opened
+ *    a segment that was open goes on: its blocks are counted as they are,
+ *    and what it takes from there on as it takes it
  *  3 nothing found here stops a start: what is damaged is skipped, and its
  *    file deleted by the cleaning behind, in small steps
  *  4 digests that were learned before a crash come back with their records
@@ -175,6 +175,8 @@ static void punch(struct sheaf_store *store, struct sheaf_segment *segment,
         store->segment_disk_bytes -= segment->disk_bytes;
         segment->disk_bytes = (uint64_t)st.st_blocks * 512;
         store->segment_disk_bytes += segment->disk_bytes;
+        segment->room_bytes = from;
+        segment->tail_bytes = store->segment_bytes - to;
 }
 
 /* The header at @at, if a record of this segment is there. */
@@ -231,6 +233,22 @@ static int walk(
         }
 }
 
+/* Blocks that the segment surely has. */
+static void note_blocks(
+        const struct sheaf_store *store, struct sheaf_segment *segment)
+{
+        if (segment->disk_bytes >= store->segment_bytes) {
+                segment->room_bytes = segment->tail_bytes =
+                        store->segment_bytes;
+                return;
+        }
+        segment->room_bytes =
+                sheaf_round_up(segment->end_bytes, SHEAF_DISK_PAGE);
+        segment->tail_bytes =
+                segment->summed ? sheaf_disk_summary_bytes(segment->records)
+                                : 0;
+}
+
 static int rebuild(
         struct sheaf_store *store, struct sheaf_segment *segment, int fd)
 {
@@ -251,16 +269,18 @@ static int rebuild(
         /* A summary is written after its records were synced: what it does
          * not tell is unchecked, however the daemon has ended since. */
         segment->unchecked = rc || segment->records != summed;
-        segment->synced = !segment->unchecked;
+        segment->synced = segment->summed = !segment->unchecked;
         store->stats.recovered_chunks += segment->records;
+        note_blocks(store, segment);
         group = sheaf_group_get(store, segment->group);
         if (!segment->records) {
+                /* Nothing is in it that could be checked. */
+                segment->unchecked = false;
                 segment->state = SHEAF_SEGMENT_FREE;
                 segment->generation++;
         } else if (!store->unclean && !segment->unchecked && group &&
                    !group->append.segment &&
                    segment->end_bytes % SHEAF_DISK_PAGE == 0 &&
-                   segment->disk_bytes >= store->segment_bytes &&
                    segment->end_bytes +
                                    sheaf_disk_summary_bytes(segment->records) +
                                    SHEAF_MIB <
@@ -510,7 +530,8 @@ static bool sweepable(
 
 static void sweep_one(int dir_fd, const char *name)
 {
-        static const char *const names[] = { "listing", "digests", "places" };
+        static const char *const names[] = { "listing", "digests", "places",
+                "digests.new", "places.new" };
         sheaf_autofd int fd = -1;
 
         if (!unlinkat(dir_fd, name, 0) || errno != EISDIR)
@@ -541,8 +562,11 @@ bool sheaf_recover_step(struct sheaf_store *store)
                         store->sweep = NULL;
                         break;
                 }
-                if (sweepable(store, store->sweep_at, entry->d_name))
-                        sweep_one(dirfd(store->sweep), entry->d_name);
+                if (!sweepable(store, store->sweep_at, entry->d_name))
+                        continue;
+                sweep_one(dirfd(store->sweep), entry->d_name);
+                if (store->sweep_at == 2)
+                        sheaf_meta_version(store, entry->d_name);
         }
         if (!store->sweep && ++store->sweep_at == SHEAF_ARRAY_LEN(names))
                 sheaf_space_meta(store);

@@ -5,11 +5,14 @@
  *  2 releasing raises the generation in memory at once: every place into the
  *    segment is dead from then on; the file's header follows, durable,
  *    before the first byte is overwritten (append.c)
- *  3 a number is not given twice in one run */
+ *  3 a number that is given again has another generation: its entry stays
+ *    when its file goes, so numbers do not rise for ever */
 #include "daemon/store/private.h"
 
 #include <fcntl.h>
 #include <stdio.h>
+#include <sys/random.h>
+#include <sys/stat.h>
 
 void sheaf_segment_name(uint32_t number, char ret_name[32])
 {
@@ -22,11 +25,36 @@ struct sheaf_segment *sheaf_segment_at(
         return number < store->segment_cap ? store->segments[number] : NULL;
 }
 
+static struct sheaf_segment *absent_one(const struct sheaf_store *store)
+{
+        for (uint32_t n = 1; n <= store->segment_top; n++) {
+                struct sheaf_segment *segment = sheaf_segment_at(store, n);
+
+                if (segment && segment->absent)
+                        return segment;
+        }
+        return NULL;
+}
+
+static uint32_t any_generation(void)
+{
+        uint32_t generation;
+
+        if (getrandom(&generation, sizeof(generation), GRND_NONBLOCK) < 0)
+                generation = (uint32_t)sheaf_wall_ns();
+        return generation | 1;
+}
+
 struct sheaf_segment *sheaf_segment_add(
         struct sheaf_store *store, uint32_t number)
 {
-        struct sheaf_segment *segment;
+        struct sheaf_segment *segment = number ? NULL : absent_one(store);
 
+        if (segment) {
+                segment->absent = false;
+                store->segment_count++;
+                return segment;
+        }
         if (!number)
                 number = store->segment_top + 1;
         if (number >= SHEAF_SEGMENT_NUMBER_MAX)
@@ -48,6 +76,7 @@ struct sheaf_segment *sheaf_segment_add(
         if (!segment)
                 return NULL;
         segment->number = number;
+        segment->generation = any_generation();
         segment->file.fd = -1;
         store->segments[number] = segment;
         store->segment_top = SHEAF_MAX(store->segment_top, number);
@@ -55,15 +84,48 @@ struct sheaf_segment *sheaf_segment_add(
         return segment;
 }
 
-void sheaf_segment_remove(
+static void raise_generation(struct sheaf_segment *segment)
+{
+        if (!++segment->generation)
+                segment->generation = 1;
+}
+
+void sheaf_segment_vanish(
         struct sheaf_store *store, struct sheaf_segment *segment)
 {
         sheaf_file_shut(store, &segment->file);
-        store->segments[segment->number] = NULL;
+        raise_generation(segment);
         store->segment_count--;
         store->segment_disk_bytes -= segment->disk_bytes;
-        free(segment->entries);
-        free(segment);
+        segment->disk_bytes = segment->room_bytes = segment->tail_bytes = 0;
+        segment->state = SHEAF_SEGMENT_FREE;
+        segment->absent = true;
+}
+
+void sheaf_segment_account(
+        struct sheaf_store *store, struct sheaf_segment *segment)
+{
+        struct stat st;
+
+        if (store->slow || segment->file.fd < 0 || fstat(segment->file.fd, &st))
+                return;
+        store->segment_disk_bytes -= segment->disk_bytes;
+        segment->disk_bytes = (uint64_t)st.st_blocks * 512;
+        store->segment_disk_bytes += segment->disk_bytes;
+}
+
+void sheaf_segments_deinit(struct sheaf_store *store)
+{
+        for (uint32_t n = 1; n <= store->segment_top; n++) {
+                struct sheaf_segment *segment = sheaf_segment_at(store, n);
+
+                if (!segment)
+                        continue;
+                sheaf_file_shut(store, &segment->file);
+                free(segment->entries);
+                free(segment);
+        }
+        free(store->segments);
 }
 
 int sheaf_segment_note(
@@ -109,14 +171,12 @@ void sheaf_segment_release(
                 sheaf_version_segment_gone(v, segment->number);
         store->stats.chunks -= segment->records - segment->dropped;
         store->stats.payload_bytes -= segment->payload_bytes;
-        segment->generation++;
-        if (!segment->generation)
-                segment->generation = 1;
+        raise_generation(segment);
         segment->state = SHEAF_SEGMENT_FREE;
         segment->records = segment->dropped = 0;
         segment->payload_bytes = segment->end_bytes = 0;
         segment->cataloged = segment->synced = segment->unchecked = false;
-        segment->doomed = false;
+        segment->doomed = segment->summed = false;
         free(sheaf_steal(&segment->entries));
         segment->entry_cap = 0;
 }
@@ -129,7 +189,7 @@ void sheaf_segment_unlink(
         sheaf_segment_release(store, segment);
         sheaf_segment_name(segment->number, name);
         unlinkat(store->dir_fd, name, 0);
-        sheaf_segment_remove(store, segment);
+        sheaf_segment_vanish(store, segment);
 }
 
 void sheaf_segment_drop_record(struct sheaf_store *store,

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Limits, and who gives way.
  *
- *  1 usage counts whole segments, allocated bytes of plain files (those
- *    without a name too), catalog and arrays: what du counts
+ *  1 usage counts allocated bytes of segments and plain files (those without
+ *    a name too), catalog and arrays: what du counts
  *  2 nothing is begun that would exceed bytes_max or the floor of free space
  *  3 a live group loses nothing; idle ones give way, the longest idle first
  *  4 a refusal is quiet: a counter, one line, a text with the remedy; the
@@ -10,75 +10,9 @@
  *    by itself when writes succeed and what was refused would fit */
 #include "daemon/store/private.h"
 
-#include <dirent.h>
-#include <fcntl.h>
-#include <limits.h>
-#include <stdio.h>
-#include <sys/stat.h>
 #include <sys/statvfs.h>
 
 #define FREE_SEGMENTS_KEPT 4
-
-static uint64_t blocks_of(const struct sheaf_store *store, const char *name)
-{
-        struct stat st;
-
-        if (fstatat(store->dir_fd, name, &st, AT_SYMLINK_NOFOLLOW))
-                return 0;
-        return (uint64_t)st.st_blocks * 512;
-}
-
-static uint64_t du_versions(struct sheaf_store *store, int64_t start_ns)
-{
-        uint64_t bytes = 0;
-        struct dirent *entry;
-        int fd = openat(
-                store->dir_fd, "versions", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-        DIR *dir = fd < 0 ? NULL : fdopendir(fd);
-
-        if (!dir) {
-                sheaf_close_p(&fd);
-                return 0;
-        }
-        while (!sheaf_pulse_late(store, start_ns) && (entry = readdir(dir))) {
-                static const char *const names[] = { "", "/listing", "/digests",
-                        "/places" };
-                char path[PATH_MAX];
-
-                if (!strcmp(entry->d_name, ".") || !strcmp(entry->d_name, ".."))
-                        continue;
-                for (size_t i = 0; i < SHEAF_ARRAY_LEN(names); i++) {
-                        snprintf(path, sizeof(path), "versions/%s%s",
-                                entry->d_name, names[i]);
-                        bytes += blocks_of(store, path);
-                }
-        }
-        closedir(dir);
-        return bytes;
-}
-
-void sheaf_space_meta(struct sheaf_store *store)
-{
-        static const char *const names[] = { ".", "key", "lock", "catalog",
-                "catalog/data.mdb", "catalog/lock.mdb", "catalog.damaged",
-                "catalog.damaged/data.mdb", "catalog.damaged/lock.mdb",
-                "segments", "plain", "versions", "sheafd.log", "sheafd.log.1" };
-
-        int64_t start_ns = sheaf_now_ns();
-        uint64_t meta = 0, versions;
-
-        /* These are many calls: on a slow disk the figures stay. */
-        for (size_t i = 0; i < SHEAF_ARRAY_LEN(names) && !store->slow; i++) {
-                meta += blocks_of(store, names[i]);
-                if (sheaf_pulse_late(store, start_ns))
-                        return;
-        }
-        versions = du_versions(store, start_ns);
-        if (store->slow)
-                return;
-        store->meta_bytes = meta;
-        store->version_meta_bytes = versions;
-}
 
 uint64_t sheaf_space_used(const struct sheaf_store *store)
 {
@@ -126,6 +60,11 @@ static int disk_room(const struct sheaf_store *store, uint64_t bytes)
 int sheaf_space_room(struct sheaf_store *store, uint64_t bytes)
 {
         return within_limit(store, bytes) ? disk_room(store, bytes) : -EDQUOT;
+}
+
+bool sheaf_space_short(const struct sheaf_store *store, uint64_t bytes)
+{
+        return disk_room(store, bytes) != 0;
 }
 
 static void shortage_note(struct sheaf_shortage *shortage, uint64_t bytes)
@@ -232,7 +171,8 @@ static struct sheaf_segment *free_segment(const struct sheaf_store *store)
         for (uint32_t n = 1; n <= store->segment_top; n++) {
                 struct sheaf_segment *s = sheaf_segment_at(store, n);
 
-                if (s && s->state == SHEAF_SEGMENT_FREE && !s->busy)
+                if (s && s->state == SHEAF_SEGMENT_FREE && !s->absent &&
+                        !s->busy)
                         return s;
         }
         return NULL;
@@ -278,40 +218,74 @@ void sheaf_space_settle(struct sheaf_store *store)
         }
 }
 
-static struct sheaf_group *idle_group(struct sheaf_store *store,
-        const struct sheaf_group *asker, int64_t after_ns)
-{
-        struct sheaf_group *best = NULL;
+/* Who gives way: of the longest idle group a closed segment, else a plain
+ * file, else its open segment. */
+struct victim {
+        int64_t idle_since_ns;
+        int kind;
+        struct sheaf_segment *segment;
+        struct sheaf_plain *plain;
+};
 
-        for (struct sheaf_group *g = store->groups; g; g = g->next) {
-                if (g == asker || g->live || g->idle_since_ns <= after_ns)
+static void consider(const struct sheaf_store *store,
+        const struct sheaf_group *asker, uint64_t group_id, struct victim *best,
+        const struct victim *that)
+{
+        const struct sheaf_group *group = sheaf_group_find(store, group_id);
+        bool any = best->segment || best->plain;
+
+        if (!group || group == asker || group->live)
+                return;
+        if (any && (group->idle_since_ns > best->idle_since_ns ||
+                           (group->idle_since_ns == best->idle_since_ns &&
+                                   that->kind >= best->kind)))
+                return;
+        *best = *that;
+        best->idle_since_ns = group->idle_since_ns;
+}
+
+static struct victim find_victim(
+        const struct sheaf_store *store, const struct sheaf_group *asker)
+{
+        struct victim best = { 0 };
+
+        for (uint32_t n = 1; n <= store->segment_top; n++) {
+                struct sheaf_segment *s = sheaf_segment_at(store, n);
+                struct victim that = { .segment = s };
+
+                if (!s || s->busy)
                         continue;
-                if (!best || g->idle_since_ns < best->idle_since_ns)
-                        best = g;
+                if (s->state != SHEAF_SEGMENT_SEALED &&
+                        !sheaf_append_idle(store, s))
+                        continue;
+                that.kind = s->state == SHEAF_SEGMENT_SEALED ? 0 : 2;
+                consider(store, asker, s->group, &best, &that);
+        }
+        for (size_t b = 0; b < SHEAF_PLAIN_BUCKETS; b++) {
+                for (struct sheaf_plain *p = store->plains[b]; p; p = p->next) {
+                        struct victim that = { .kind = 1, .plain = p };
+
+                        if (!p->leases && !p->busy)
+                                consider(store, asker, p->group, &best, &that);
+                }
         }
         return best;
 }
 
-static struct sheaf_segment *segment_of(
-        struct sheaf_store *store, uint64_t group)
+/* A segment is empty then; of an open one the group knows no more. */
+static void empty_segment(
+        struct sheaf_store *store, struct sheaf_segment *segment)
 {
-        for (uint32_t n = 1; n <= store->segment_top; n++) {
-                struct sheaf_segment *s = sheaf_segment_at(store, n);
-
-                if (s && s->group == group && !s->busy &&
-                        s->state == SHEAF_SEGMENT_SEALED)
-                        return s;
-        }
-        return NULL;
+        sheaf_append_detach(store, segment);
+        sheaf_segment_release(store, segment);
 }
 
-/* Drops one plain file, of @group or (NULL) of any. */
-static bool plain_of(struct sheaf_store *store, const struct sheaf_group *group)
+/* Drops any plain file that nobody uses. */
+static bool drop_plain(struct sheaf_store *store)
 {
         for (size_t b = 0; b < SHEAF_PLAIN_BUCKETS; b++) {
                 for (struct sheaf_plain *p = store->plains[b]; p; p = p->next) {
-                        if ((group && p->group != group->id) || p->leases ||
-                                p->busy)
+                        if (p->leases || p->busy)
                                 continue;
                         sheaf_plain_drop(store, p);
                         return true;
@@ -324,29 +298,20 @@ struct sheaf_segment *sheaf_space_reuse(struct sheaf_store *store,
         const struct sheaf_group *asker, bool *ret_freed)
 {
         struct sheaf_segment *found = free_segment(store);
-        struct sheaf_group *group;
-        int64_t after_ns = INT64_MIN;
+        struct victim victim;
 
         *ret_freed = true;
-        if (found)
-                return found;
         /* Without an asker nobody has to give way. */
-        while (asker && (group = idle_group(store, asker, after_ns))) {
-                struct sheaf_segment *s = segment_of(store, group->id);
-
-                if (s) {
-                        sheaf_segment_release(store, s);
-                        return s;
-                }
-                if (plain_of(store, group))
-                        return NULL;
-                if (group->append.segment && !group->append.segment->busy &&
-                        !group->append.buffer)
-                        sheaf_append_drop(store, group);
-                after_ns = group->idle_since_ns;
-        }
-        *ret_freed = asker == NULL;
-        return NULL;
+        if (found || !asker)
+                return found;
+        victim = find_victim(store, asker);
+        if (victim.segment)
+                empty_segment(store, victim.segment);
+        else if (victim.plain)
+                sheaf_plain_drop(store, victim.plain);
+        else
+                *ret_freed = false;
+        return victim.segment;
 }
 
 void sheaf_space_enforce(struct sheaf_store *store)
@@ -365,10 +330,22 @@ void sheaf_space_enforce(struct sheaf_store *store)
                         if (s && s->state == SHEAF_SEGMENT_SEALED && !s->busy)
                                 victim = s;
                 }
-                if (victim)
+                if (victim) {
                         sheaf_segment_unlink(store, victim);
-                else if (!plain_of(store, NULL))
+                        continue;
+                }
+                if (drop_plain(store))
+                        continue;
+                for (uint32_t n = 1; !victim && n <= store->segment_top; n++) {
+                        struct sheaf_segment *s = sheaf_segment_at(store, n);
+
+                        if (s && sheaf_append_idle(store, s))
+                                victim = s;
+                }
+                if (!victim)
                         return;
+                empty_segment(store, victim);
+                sheaf_segment_unlink(store, victim);
         }
 }
 
@@ -389,12 +366,15 @@ void sheaf_store_group_drop(struct sheaf_store *store, uint64_t group_id)
         struct sheaf_group *group = sheaf_group_get(store, group_id);
         uint32_t kept = 0;
 
-        if (group)
+        if (group && group->append.segment &&
+                sheaf_append_idle(store, group->append.segment))
+                empty_segment(store, group->append.segment);
+        else if (group)
                 sheaf_append_drop(store, group);
         for (uint32_t n = 1; n <= store->segment_top; n++) {
                 struct sheaf_segment *s = sheaf_segment_at(store, n);
 
-                if (!s)
+                if (!s || s->absent)
                         continue;
                 if (s->group == group_id && s->state == SHEAF_SEGMENT_SEALING)
                         s->doomed = true;
@@ -405,13 +385,16 @@ void sheaf_store_group_drop(struct sheaf_store *store, uint64_t group_id)
                         sheaf_segment_unlink(store, s);
         }
         sheaf_plain_drop_group(store, group_id);
+        if (group)
+                sheaf_group_forget(store, group);
         sheaf_space_meta(store);
 }
 
 void sheaf_store_group_sweep(struct sheaf_store *store,
         bool (*is_known)(void *arg, uint64_t group), void *arg)
 {
-        for (struct sheaf_group *g = store->groups; g; g = g->next) {
+        for (struct sheaf_group *g = store->groups, *next; g; g = next) {
+                next = g->next;
                 if (!is_known(arg, g->id))
                         sheaf_store_group_drop(store, g->id);
         }

@@ -15,6 +15,7 @@
 #include <sys/statvfs.h>
 
 #define TICK_MS      50
+#define WANTED_MS    10
 #define COPIES_MAX   8
 #define DRAINS_MAX   1000
 #define CATALOG_MAP  (UINT64_C(1) << 30)
@@ -86,12 +87,28 @@ static bool writes_waiting(const struct sheaf_store *store)
         return false;
 }
 
+static bool buffers_wanted(const struct sheaf_store *store)
+{
+        for (const struct sheaf_group *g = store->groups; g; g = g->next) {
+                if (g->append.waiting && !g->append.making)
+                        return true;
+        }
+        return false;
+}
+
 static void on_tick(uv_timer_t *timer)
 {
         struct sheaf_store *store = timer->data;
+        bool wanted;
 
         sheaf_pulse_step(store);
+        sheaf_versions_look(store);
         sheaf_append_flush(store, SHEAF_FLUSH_IDLE_NS);
+        /* Who waits for a buffer gets one that another group leaves alone. */
+        wanted = buffers_wanted(store);
+        if (wanted)
+                sheaf_append_flush(store, SHEAF_APPEND_WANTED_NS);
+        uv_timer_set_repeat(timer, wanted ? WANTED_MS : TICK_MS);
         if (!writes_waiting(store))
                 uv_unref((uv_handle_t *)timer);
         sheaf_places_commit(store, false);
@@ -129,11 +146,8 @@ static void store_free(struct sheaf_store *store)
 {
         sheaf_recover_deinit(store);
         sheaf_append_deinit(store);
-        for (uint32_t n = 1; n <= store->segment_top; n++) {
-                if (sheaf_segment_at(store, n))
-                        sheaf_segment_remove(store, store->segments[n]);
-        }
-        free(store->segments);
+        sheaf_segments_deinit(store);
+        sheaf_meta_deinit(store);
         sheaf_plain_deinit(store);
         sheaf_pending_clear(&store->pending);
         sheaf_pending_clear(&store->committing);
@@ -250,6 +264,7 @@ int sheaf_store_open(
                 close_handles(store);
                 return rc;
         }
+        store->metas_stale = true;
         sheaf_space_meta(store);
         sheaf_space_enforce(store);
         *ret_store = store;
@@ -286,6 +301,8 @@ static void fail_waiting_reads(struct sheaf_store *store)
 static void sync_versions(struct sheaf_store *store)
 {
         for (struct sheaf_version *v = store->versions; v; v = v->next) {
+                if (!v->dirty)
+                        continue;
                 if ((v->digests_fd >= 0 && fdatasync(v->digests_fd)) ||
                         (v->places_fd >= 0 && fdatasync(v->places_fd)))
                         store->stats.io_errors++;
@@ -592,6 +609,8 @@ void sheaf_store_stats(
         s->plain_files = store->plain_count;
         s->uring = sheaf_disk_uring(store->disk, &s->uring_why);
         s->catalog_written_bytes = sheaf_catalog_written(store->catalog);
+        for (const struct sheaf_version *v = store->versions; v; v = v->next)
+                s->versions_lost += v->lost != 0;
         if (!s->degraded_why)
                 s->degraded_why = "";
         for (uint32_t n = 1; n <= store->segment_top; n++) {

@@ -138,7 +138,7 @@ void sheaf_version_forget(struct sheaf_version *version, uint64_t chunk);
 uint64_t sheaf_version_known(const struct sheaf_version *version);
 /* What was learned until now is durable when it returns. Any thread, while
  * the version is open; blocks. -ENOSPC: the digests live in memory, since the
- * disk was full; -errno. */
+ * disk was full; -EIO: some do, since the disk failed; -errno. */
 SHEAF_MUST_CHECK int sheaf_version_sync(const struct sheaf_version *version);
 
 /* Whether a chunk is on disk: by this version's places, else by its digest. */
@@ -231,6 +231,8 @@ struct sheaf_store_stats {
         int degraded;             /* 0 or -errno of the disk, e.g. -ENOSPC */
         const char *degraded_why; /* static text with the remedy, or "" */
         bool limit_reached;       /* chunks are not kept since bytes_max */
+        uint64_t versions_lost;   /* open ones that lost learned digests or
+                                   * places to the disk */
         /* monotonic */
         uint64_t read_chunks, read_bytes, written_chunks, written_bytes;
         uint64_t catalog_written_bytes, container_written_bytes;

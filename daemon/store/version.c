@@ -1,16 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The flat arrays of a version: learned digests and places.
  *
- *  1 the files are fully allocated before they are mapped: a full disk must
- *    not turn a store into SIGBUS
- *  2 disk_chunks and disk_bytes count places that are alive; tally[] knows
+ *  1 disk_chunks and disk_bytes count places that are alive; tally[] knows
  *    how much of that lies in each segment, so that giving up a segment
  *    costs O(1) a version
- *  3 a place is a claim: the record's header decides when it is read
- *  4 a chunk without a digest has no place
- *  5 arrays that were changed are synced when their version is closed, so
- *    that a clean stop keeps what was learned; a cut of the power may lose
- *    the last seconds, which recovery finds in the records */
+ *  2 a place is a claim: the record's header decides when it is read
+ *  3 a chunk without a digest has no place */
 #include "daemon/store/private.h"
 
 #include <dirent.h>
@@ -19,7 +14,7 @@
 #include <stdio.h>
 #include <sys/stat.h>
 
-static void uuid_hex(const uint8_t uuid[16], char ret_hex[33])
+void sheaf_version_hex(const uint8_t uuid[16], char ret_hex[33])
 {
         for (int i = 0; i < 16; i++)
                 snprintf(ret_hex + 2 * i, 3, "%02x", uuid[i]);
@@ -31,7 +26,7 @@ int sheaf_version_path(const struct sheaf_store *store, const uint8_t uuid[16],
         char hex[33];
         int n;
 
-        uuid_hex(uuid, hex);
+        sheaf_version_hex(uuid, hex);
         n = snprintf(ret_path, cap_bytes, "%s/versions/%s", store->dir, hex);
         return n < 0 || (size_t)n >= cap_bytes ? -ENAMETOOLONG : 0;
 }
@@ -44,63 +39,13 @@ int sheaf_version_dir(const struct sheaf_store *store, const uint8_t uuid[16],
 
         if (rc)
                 return rc;
-        uuid_hex(uuid, hex);
+        sheaf_version_hex(uuid, hex);
         snprintf(name, sizeof(name), "versions/%s", hex);
         if (mkdirat(store->dir_fd, "versions", 0700) && errno != EEXIST)
                 return -errno;
         if (mkdirat(store->dir_fd, name, 0700) && errno != EEXIST)
                 return -errno;
         return 0;
-}
-
-/* Maps @dir/@name with exactly @bytes; another size means that it was cut or
- * belongs to something else: it begins anew, all unknown. */
-static int map_file(
-        int dir_fd, const char *name, size_t bytes, int *ret_fd, void **ret_map)
-{
-        sheaf_autofd int fd = openat(
-                dir_fd, name, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
-        struct stat st;
-        void *map;
-        int rc;
-
-        if (fd < 0 || fstat(fd, &st))
-                return -errno;
-        if ((uint64_t)st.st_size != bytes) {
-                if (ftruncate(fd, 0))
-                        return -errno;
-                rc = posix_fallocate(fd, 0, (off_t)bytes);
-                if (rc) {
-                        unlinkat(dir_fd, name, 0);
-                        return -rc;
-                }
-        }
-        map = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-        if (map == MAP_FAILED)
-                return -errno;
-        *ret_fd = sheaf_steal_fd(&fd);
-        *ret_map = map;
-        return 0;
-}
-
-/* The same; with a full disk the array lives in memory, for this run. */
-static int map_array(
-        int dir_fd, const char *name, size_t bytes, int *ret_fd, void **ret_map)
-{
-        int rc = map_file(dir_fd, name, bytes, ret_fd, ret_map);
-        void *map;
-
-        if (rc != -ENOSPC && rc != -EDQUOT && rc != -EROFS)
-                return rc;
-        map = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
-                MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-        if (map == MAP_FAILED)
-                return -ENOMEM;
-        *ret_map = map;
-        return sheaf_log_rc(0, SHEAF_LOG_WARN, "store_array_in_memory",
-                "name=%s bytes=%zu remedy=\"free space on the disk of the "
-                "cache\"",
-                name, bytes);
 }
 
 static int by_first_chunk(const void *a, const void *b)
@@ -150,23 +95,64 @@ static int index_chunks(struct sheaf_version *version)
         return 0;
 }
 
-static struct sheaf_tally *tally_of(
+/* Index of the first entry whose number is not below @number. */
+static uint32_t tally_at(const struct sheaf_version *version, uint32_t number)
+{
+        uint32_t low = 0, high = version->tally_count;
+
+        while (low < high) {
+                uint32_t middle = low + (high - low) / 2;
+
+                if (version->tally[middle].number < number)
+                        low = middle + 1;
+                else
+                        high = middle;
+        }
+        return low;
+}
+
+static struct sheaf_tally *tally_find(
+        const struct sheaf_version *version, uint32_t number)
+{
+        uint32_t at = tally_at(version, number);
+
+        return at < version->tally_count && version->tally[at].number == number
+                       ? &version->tally[at]
+                       : NULL;
+}
+
+/* Made if there is none; NULL: no memory. */
+static struct sheaf_tally *tally_get(
         struct sheaf_version *version, uint32_t number)
 {
-        if (number >= version->tally_cap) {
-                uint32_t cap = SHEAF_MAX(number + 1,
-                        SHEAF_MAX(version->tally_cap * 2, UINT32_C(64)));
+        uint32_t at = tally_at(version, number);
+        struct sheaf_tally *tally = &version->tally[at];
+
+        if (at < version->tally_count && tally->number == number)
+                return tally;
+        if (version->tally_count == version->tally_cap) {
+                uint32_t cap = SHEAF_MAX(version->tally_cap * 2, UINT32_C(4));
                 struct sheaf_tally *bigger =
                         realloc(version->tally, cap * sizeof(*bigger));
 
                 if (!bigger)
                         return NULL;
-                memset(bigger + version->tally_cap, 0,
-                        (cap - version->tally_cap) * sizeof(*bigger));
                 version->tally = bigger;
                 version->tally_cap = cap;
         }
-        return &version->tally[number];
+        tally = &version->tally[at];
+        memmove(tally + 1, tally,
+                (version->tally_count++ - at) * sizeof(*tally));
+        *tally = (struct sheaf_tally){ .number = number };
+        return tally;
+}
+
+static void tally_drop(struct sheaf_version *version, struct sheaf_tally *tally)
+{
+        size_t at = (size_t)(tally - version->tally);
+
+        memmove(tally, tally + 1,
+                (--version->tally_count - at) * sizeof(*tally));
 }
 
 /* Whether a set place counts in the sums now. */
@@ -181,7 +167,8 @@ static bool count(struct sheaf_version *version, uint64_t chunk,
         const struct sheaf_place *place)
 {
         if (!sheaf_place_plain(place)) {
-                struct sheaf_tally *tally = tally_of(version, place->container);
+                struct sheaf_tally *tally =
+                        tally_get(version, place->container);
 
                 if (!tally)
                         return false;
@@ -195,21 +182,23 @@ static bool count(struct sheaf_version *version, uint64_t chunk,
 
 void sheaf_version_unplace(struct sheaf_version *version, uint64_t chunk)
 {
-        struct sheaf_place *place = &version->places[chunk];
+        struct sheaf_place place = version->places[chunk];
+        struct sheaf_tally *tally = NULL;
 
-        version->dirty |= sheaf_place_set(place);
-        if (counted(version, place)) {
-                if (!sheaf_place_plain(place)) {
-                        struct sheaf_tally *tally =
-                                tally_of(version, place->container);
-
-                        tally->chunks--;
-                        tally->bytes -= version->lens[chunk];
-                }
-                version->disk_chunks--;
-                version->disk_bytes -= version->lens[chunk];
+        version->dirty |= sheaf_place_set(&place);
+        version->places[chunk] = (struct sheaf_place){ 0 };
+        if (!counted(version, &place))
+                return;
+        if (!sheaf_place_plain(&place)) {
+                tally = tally_find(version, place.container);
+                if (!tally)
+                        return; /* the array was changed by its disk */
+                tally->bytes -= version->lens[chunk];
+                if (!--tally->chunks)
+                        tally_drop(version, tally);
         }
-        *place = (struct sheaf_place){ 0 };
+        version->disk_chunks--;
+        version->disk_bytes -= version->lens[chunk];
 }
 
 void sheaf_version_place(struct sheaf_version *version, uint64_t chunk,
@@ -239,11 +228,13 @@ void sheaf_version_place(struct sheaf_version *version, uint64_t chunk,
 
 void sheaf_version_segment_gone(struct sheaf_version *version, uint32_t number)
 {
-        if (number >= version->tally_cap)
+        struct sheaf_tally *tally = tally_find(version, number);
+
+        if (!tally)
                 return;
-        version->disk_chunks -= version->tally[number].chunks;
-        version->disk_bytes -= version->tally[number].bytes;
-        version->tally[number] = (struct sheaf_tally){ 0 };
+        version->disk_chunks -= tally->chunks;
+        version->disk_bytes -= tally->bytes;
+        tally_drop(version, tally);
 }
 
 /* Called while places into the plain file still count as alive. */
@@ -325,67 +316,39 @@ static void count_all(struct sheaf_version *version)
         }
 }
 
-static int open_arrays(struct sheaf_version *version)
+static void count_anew(struct sheaf_version *version)
 {
-        uint64_t chunks = version->listing.chunk_count;
-        char hex[33], name[64];
-        sheaf_autofd int dir_fd = -1;
-        int rc;
-
-        uuid_hex(version->uuid, hex);
-        snprintf(name, sizeof(name), "versions/%s", hex);
-        dir_fd = openat(version->store->dir_fd, name,
-                O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-        if (dir_fd < 0)
-                return -errno;
-        version->digests_bytes = sheaf_round_up(
-                (chunks + 1) * sizeof(struct sheaf_digest), SHEAF_DISK_PAGE);
-        version->places_bytes = sheaf_round_up(
-                (chunks + 1) * sizeof(struct sheaf_place), SHEAF_DISK_PAGE);
-        rc = map_array(dir_fd, "digests", version->digests_bytes,
-                &version->digests_fd, (void **)&version->digests);
-        if (!rc)
-                rc = map_array(dir_fd, "places", version->places_bytes,
-                        &version->places_fd, (void **)&version->places);
-        if (rc)
-                return rc;
-        return 0;
+        version->tally_count = 0;
+        version->known = version->disk_chunks = version->disk_bytes = 0;
+        count_all(version);
 }
 
-static void parted(struct sheaf_disk_io *io, int rc)
+void sheaf_versions_look(struct sheaf_store *store)
 {
-        (void)rc; /* what was not synced is learned again */
-        close(io->fd);
-        free(io);
-}
+        for (struct sheaf_version *v = store->versions; v; v = v->next) {
+                unsigned int lost = sheaf_arrays_lost(v);
+                char hex[33];
 
-/* Closes an array; one that was changed is synced behind. */
-static void part(struct sheaf_version *version, int *fd)
-{
-        struct sheaf_disk_io *io = NULL;
-
-        /* A store that closes has synced them. */
-        if (*fd >= 0 && version->dirty && !version->store->closing)
-                io = sheaf_new(struct sheaf_disk_io, 1);
-        if (!io) {
-                sheaf_close_p(fd);
-                return;
+                if (lost == v->lost)
+                        continue;
+                sheaf_version_hex(v->uuid, hex);
+                if (!v->lost)
+                        sheaf_log(SHEAF_LOG_ERROR, "store_array_lost",
+                                "dir=\"%s/versions/%s\" action=\"what was "
+                                "learned there is fetched again\" "
+                                "remedy=\"check the disk of the cache; a stop "
+                                "of sheafd writes it anew\"",
+                                store->dir, hex);
+                /* Lost while it counts, it is counted once more. */
+                v->lost = lost;
+                v->dirty = true;
+                count_anew(v);
         }
-        io->op = SHEAF_DISK_SYNC;
-        io->fd = sheaf_steal_fd(fd);
-        io->fixed = -1;
-        io->done = parted;
-        sheaf_disk_submit(version->store->disk, io);
 }
 
 static void version_free(struct sheaf_version *version)
 {
-        if (version->digests)
-                munmap(version->digests, version->digests_bytes);
-        if (version->places)
-                munmap(version->places, version->places_bytes);
-        part(version, &version->digests_fd);
-        part(version, &version->places_fd);
+        sheaf_arrays_close(version);
         free(version->lens);
         free(version->large);
         free(version->tally);
@@ -397,6 +360,7 @@ int sheaf_version_open(struct sheaf_store *store,
         struct sheaf_version **ret_version)
 {
         struct sheaf_version *version = sheaf_new(struct sheaf_version, 1);
+        char hex[33];
         int rc;
 
         if (!version)
@@ -406,10 +370,9 @@ int sheaf_version_open(struct sheaf_store *store,
         version->group = group;
         version->serial = listing->header->serial;
         memcpy(version->uuid, listing->header->uuid, sizeof(version->uuid));
-        version->digests_fd = version->places_fd = -1;
         rc = index_chunks(version);
         if (!rc)
-                rc = open_arrays(version);
+                rc = sheaf_arrays_open(version);
         if (!rc && !sheaf_group_get(store, group))
                 rc = -ENOMEM;
         if (rc) {
@@ -420,6 +383,8 @@ int sheaf_version_open(struct sheaf_store *store,
         sheaf_recover_version(store, version);
         version->next = store->versions;
         store->versions = version;
+        sheaf_version_hex(version->uuid, hex);
+        sheaf_meta_version(store, hex);
         sheaf_space_meta(store);
         *ret_version = version;
         return 0;
@@ -438,7 +403,6 @@ void sheaf_version_close(struct sheaf_version *version)
                 at = &(*at)->next;
         *at = version->next;
         version_free(version);
-        sheaf_space_meta(store);
 }
 
 static bool node_in_use(const struct sheaf_store *store, uint64_t node)
@@ -473,9 +437,12 @@ static void *gone_listing(int dir_fd, size_t *ret_bytes)
 /* Drops plain files that only the removed version's listing names. */
 static void drop_plains(struct sheaf_store *store, void *map, size_t bytes)
 {
+        struct sheaf_guard_range *range = NULL;
         struct sheaf_listing listing;
 
-        if (!sheaf_listing_open(map, bytes, true, &listing)) {
+        /* Zeros in place of what the disk does not give name no file. */
+        if (!sheaf_guard_range(map, bytes, &range) &&
+                !sheaf_listing_open(map, bytes, true, &listing)) {
                 for (uint32_t i = 0; i < listing.file_count; i++) {
                         const struct sheaf_listing_entry *e =
                                 &listing.entries[listing.files[i]];
@@ -488,6 +455,7 @@ static void drop_plains(struct sheaf_store *store, void *map, size_t bytes)
                                 sheaf_plain_drop(store, plain);
                 }
         }
+        sheaf_guard_range_end(range);
         munmap(map, bytes);
 }
 
@@ -503,7 +471,7 @@ struct removal {
 static int remove_gone(struct removal *removal)
 {
         static const char *const names[] = { "listing", "listing.tmp",
-                "digests", "places" };
+                "digests", "digests.new", "places", "places.new" };
         int store_fd = removal->store->dir_fd;
         sheaf_autofd int dir_fd = openat(
                 store_fd, removal->gone, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -536,6 +504,8 @@ static void remove_done(struct sheaf_disk_io *io, int rc)
         if (removal->listing)
                 drop_plains(removal->store, removal->listing,
                         removal->listing_bytes);
+        sheaf_meta_version(removal->store, removal->name + strlen("versions/"));
+        sheaf_meta_version(removal->store, removal->gone + strlen("versions/"));
         sheaf_space_meta(removal->store);
         if (rc)
                 sheaf_log_rc(rc, SHEAF_LOG_WARN, "version_not_removed",
@@ -555,7 +525,7 @@ static struct removal *removal_new(
         removal->io.op = SHEAF_DISK_WORK;
         removal->io.work = remove_work;
         removal->io.done = remove_done;
-        uuid_hex(uuid, hex);
+        sheaf_version_hex(uuid, hex);
         snprintf(removal->name, sizeof(removal->name), "versions/%s", hex);
         snprintf(
                 removal->gone, sizeof(removal->gone), "versions/.gone-%s", hex);
@@ -654,7 +624,9 @@ int sheaf_version_sync(const struct sheaf_version *version)
 {
         if (version->digests_fd < 0)
                 return -ENOSPC;
-        return fdatasync(version->digests_fd) ? -errno : 0;
+        if (fdatasync(version->digests_fd))
+                return -errno;
+        return sheaf_guard_lost(version->digests_range) ? -EIO : 0;
 }
 
 int sheaf_version_find(struct sheaf_version *version, uint64_t chunk,

@@ -86,7 +86,7 @@ static void of_disk(struct report *r)
         const struct sheaf_daemon *d = r->conn->daemon;
         const char *name = "disk-failing";
         struct sheaf_store_stats st;
-        char path[PATH_MAX];
+        char path[PATH_MAX], what[96];
 
         sheaf_store_stats(d->store, &st);
         if (st.degraded == -ENOSPC)
@@ -102,6 +102,17 @@ static void of_disk(struct report *r)
                         "is not kept on disk",
                         "a larger --disk; datasets that are not in use give "
                         "way by themselves");
+        if (st.versions_lost) {
+                snprintf(what, sizeof(what),
+                        "%llu versions lost what they had learned",
+                        (unsigned long long)st.versions_lost);
+                condition(r, "arrays-lost", what,
+                        "the disk of the cache did not give their digests or "
+                        "places (versions/UUID/digests, places), or the files "
+                        "were cut: those chunks are fetched again",
+                        "check the disk (kernel log, SMART); a stop of sheafd "
+                        "writes them anew");
+        }
         if (!st.uring && *st.uring_why)
                 condition(r, "no-io-uring",
                         "disk I/O runs on threads, not io_uring", st.uring_why,

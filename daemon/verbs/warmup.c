@@ -156,10 +156,14 @@ static void answer_info(struct tour *t)
 
 static void sealed(void *arg, int rc)
 {
-        if (rc)
-                tour_fail(arg, rc, "the root digest cannot be recorded");
-        else
-                answer_info(arg);
+        struct tour *t = arg;
+
+        if (rc) {
+                tour_fail(t, rc, "the root digest cannot be recorded");
+                return;
+        }
+        t->opening.version->fetch.sealed = true;
+        answer_info(t);
 }
 
 static void root_done(uv_work_t *work, int status)

@@ -183,6 +183,75 @@ Test(store_faults, quota_for_large_files)
         healthy();
         flow_stop();
 }
+/* ---- what was learned is lost ---- */
+
+/* Digests and places of a version cannot be read: it says so, its reads give
+ * right bytes, others go on, and a stop puts it right. */
+static void array_fails(const char *name)
+{
+        flow_stop();
+        flow_faulty("read path=/%s fail=EIO\n", name);
+        flow_start();
+        read_all();
+        cr_assert(flow_until(10, status_says("lost what they had learned")),
+                "%s", flow.last.out);
+        cr_assert(status_says("arrays-lost"), "%s", flow.last.out);
+        forget_memory();
+        read_all();
+        cr_assert(flow_live());
+        flow_faulty("%s", "");
+        flow_stop();
+        flow_start();
+        healthy();
+        cr_assert_not(status_says("lost what they had"), "%s", flow.last.out);
+}
+
+Test(store_faults, the_arrays_of_a_version_give_eio)
+{
+        make_set();
+        healthy();
+        array_fails("digests");
+        array_fails("places");
+        flow_stop();
+}
+
+/* A sealed version whose digests are lost finds them in its records, or learns
+ * them from files of which nothing moved, and from no other. */
+Test(store_faults, lost_digests_of_a_sealed_version)
+{
+        const char *path = flow_path("origin/large/f1");
+        struct sheaf_session *session;
+        struct sheaf_dataset *dataset;
+        struct timespec times[2];
+        struct stat st;
+
+        make_set();
+        flow_ok("sheaf seal data");
+        flow_stop();
+        flow_ok("truncate -s 100 %s.real/versions/*/digests", flow.cache);
+        cr_assert(!stat(path, &st));
+        flow_ok("dd if=/dev/zero of=%s bs=1M count=9 conv=notrunc status=none",
+                path);
+        times[0] = st.st_atim;
+        times[1] = st.st_mtim;
+        cr_assert(!utimensat(AT_FDCWD, path, times, 0));
+        flow_start();
+        cr_assert_eq(flow_open("data", &session, &dataset), 0, "%s",
+                sheaf_last_error());
+        cr_assert_eq(
+                flow_check_view(dataset, "large/f2", LARGE_ID + 2, LARGE_BYTES),
+                0, "%s", sheaf_last_error());
+        cr_assert_eq(flow_check_view(dataset, "small/f01", 1, SMALL_BYTES), 0,
+                "%s", sheaf_last_error());
+        cr_assert_eq(
+                flow_check_view(dataset, "large/f1", LARGE_ID + 1, LARGE_BYTES),
+                -ESTALE, "%s", sheaf_last_error());
+        cr_assert(flow_until(10, status_says("lost what they had learned")),
+                "%s", flow.last.out);
+        flow_close(session, dataset);
+        flow_stop();
+}
+
 /* ---- slow ---- */
 
 /* Nobody waits for such a disk: what is not in memory comes from the origin,

@@ -381,10 +381,7 @@ static void store_end(struct sheaf_store *store)
 {
         sheaf_recover_deinit(store);
         sheaf_append_deinit(store);
-        for (uint32_t n = 1; n <= store->segment_top; n++)
-                if (sheaf_segment_at(store, n))
-                        sheaf_segment_remove(store, store->segments[n]);
-        free(store->segments);
+        sheaf_segments_deinit(store);
         sheaf_plain_deinit(store);
         sheaf_pending_clear(&store->pending);
         free(store);

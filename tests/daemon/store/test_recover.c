@@ -421,3 +421,30 @@ Test(recover, what_a_kill_gave_back_is_counted_when_it_is_used)
         kit_end(&kit);
         kit_version_end(&v);
 }
+
+/* A kill before the first record leaves a header: there is nothing to check. */
+Test(recover, empty_segments_wait_for_no_check)
+{
+        const uint64_t sizes[] = { 1000, 2000 };
+        struct kit kit;
+        struct kit_version v;
+        struct sheaf_place place;
+        struct stat st;
+        char path[128];
+
+        kit_begin(&kit, 64 * SHEAF_MIB);
+        kit_version(&kit, &v, 1, 7, sizes, 2, 1);
+        cr_assert_eq(kit_write_all(&kit, &v), 2);
+        kit_container(&kit, &v, 0, path, &place);
+        kit_close(&kit);
+        cr_assert_eq(stat(path, &st), 0);
+        cr_assert_eq(truncate(path, 4096), 0);
+        cr_assert_eq(truncate(path, st.st_size), 0);
+        kit_open(&kit);
+        kit_version_reopen(&kit, &v, 7);
+        cr_assert_eq(kit_stats(&kit).unchecked_containers, 0);
+        cr_assert_eq(kit_write_all(&kit, &v), 2);
+        cr_assert_eq(kit_read(&kit, &v, 1), 0);
+        kit_end(&kit);
+        kit_version_end(&v);
+}

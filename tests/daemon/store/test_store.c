@@ -148,7 +148,7 @@ Test(store, shortage_lasts_while_what_was_refused_does_not_fit)
         shortage = &kit.store->disk_short;
         kit.store->floor_bytes = UINT64_C(1) << 60;
         cr_assert_eq(kit_write(&kit, &v, 0), -ENOSPC);
-        cr_assert_eq(shortage->bytes, kit.store->segment_bytes);
+        cr_assert_eq(shortage->bytes, SHEAF_SEGMENT_FIRST_BYTES);
         kit.store->floor_bytes = 0;
         /* What no file system has room for; others share the one of /tmp. */
         shortage->bytes = UINT64_C(1) << 60;
@@ -159,7 +159,7 @@ Test(store, shortage_lasts_while_what_was_refused_does_not_fit)
                 cr_assert_eq(kit_stats(&kit).degraded, -ENOSPC);
                 cr_assert_neq(*kit_stats(&kit).degraded_why, '\0');
         }
-        shortage->bytes = kit.store->segment_bytes;
+        shortage->bytes = SHEAF_SEGMENT_FIRST_BYTES;
         sheaf_space_settle(kit.store);
         cr_assert_eq(kit_stats(&kit).degraded, 0, "there is room now");
         /* Room alone is no proof that the disk takes anything. */

@@ -128,3 +128,114 @@ Test(version, removal_takes_directory_and_plain_files)
         kit_end(&kit);
         kit_version_end(&v);
 }
+
+/* ---- arrays that the disk does not give ---- */
+
+#define LOST_FILES 300
+
+static void array_path(const struct kit *kit, const struct kit_version *v,
+        const char *name, char ret_path[160])
+{
+        char hex[33];
+
+        for (int i = 0; i < 16; i++)
+                snprintf(hex + 2 * i, 3, "%02x", v->version->uuid[i]);
+        snprintf(ret_path, 160, "%s/versions/%s/%s", kit->dir, hex, name);
+}
+
+static uint64_t read_some(struct kit *kit, struct kit_version *v)
+{
+        uint64_t served = 0;
+
+        for (uint64_t c = 0; c < v->listing.chunk_count; c++) {
+                int rc = kit_read(kit, v, c);
+
+                cr_assert(rc == 0 || rc == -ENOENT, "%d", rc);
+                served += rc == 0;
+        }
+        return served;
+}
+
+/* The file of an array is cut to @keep bytes under the store: what lay behind
+ * is not known any more, the rest and other versions go on, it is told, and
+ * the next start has it whole again. */
+static void lose(const char *name, off_t keep, bool looked)
+{
+        uint64_t lens[LOST_FILES], bytes, known;
+        struct kit kit;
+        struct kit_version v, other;
+        char path[160];
+        struct stat st;
+
+        for (size_t i = 0; i < LOST_FILES; i++)
+                lens[i] = 900 + i;
+        kit_begin(&kit, 64 * SHEAF_MIB);
+        kit_version(&kit, &v, 1, 7, lens, LOST_FILES, 1);
+        kit_version(&kit, &other, 2, 8, lens, LOST_FILES, 2);
+        cr_assert_eq(kit_write_all(&kit, &v), LOST_FILES);
+        cr_assert_eq(kit_write_all(&kit, &other), LOST_FILES);
+        array_path(&kit, &v, name, path);
+        cr_assert_eq(truncate(path, keep), 0);
+        if (looked) {
+                (void)read_some(&kit, &v);
+                sheaf_versions_look(kit.store);
+                cr_assert_eq(kit_stats(&kit).versions_lost, 1);
+        }
+        cr_assert_eq(read_some(&kit, &other), LOST_FILES);
+        cr_assert_eq(kit_write_all(&kit, &v), LOST_FILES);
+        sheaf_versions_look(kit.store);
+        cr_assert_eq(read_some(&kit, &v), LOST_FILES);
+        cr_assert_eq(kit_stats(&kit).versions_lost, 1);
+        known = sheaf_version_known(v.version);
+        cr_assert_eq(known, LOST_FILES, "%lu", known);
+        cr_assert_eq(sheaf_version_disk(v.version, &bytes), LOST_FILES);
+        cr_assert_eq(sheaf_version_sync(v.version),
+                strcmp(name, "digests") ? 0 : -EIO);
+        kit_close(&kit);
+        cr_assert_eq(stat(path, &st), 0);
+        cr_assert_gt(st.st_size, keep);
+        kit_open(&kit);
+        kit_version_reopen(&kit, &v, 7);
+        kit_version_reopen(&kit, &other, 8);
+        cr_assert_eq(kit_stats(&kit).versions_lost, 0);
+        cr_assert_eq(sheaf_version_known(v.version), LOST_FILES);
+        cr_assert_eq(read_some(&kit, &v), LOST_FILES);
+        cr_assert_eq(read_some(&kit, &other), LOST_FILES);
+        cr_assert_eq(sheaf_version_sync(v.version), 0);
+        kit_end(&kit);
+        kit_version_end(&v);
+        kit_version_end(&other);
+}
+
+Test(version, arrays_that_are_cut_are_not_known)
+{
+        lose("digests", 0, true);
+        lose("digests", 4096, true);
+        lose("digests", 4096, false);
+        lose("places", 0, true);
+        lose("places", 4096, false);
+}
+
+/* Cut while no daemon ran: told as well. */
+Test(version, arrays_cut_at_rest_are_told)
+{
+        uint64_t lens[] = { 1000, 2000 };
+        struct kit kit;
+        struct kit_version v;
+        char path[160];
+
+        kit_begin(&kit, 64 * SHEAF_MIB);
+        kit_version(&kit, &v, 1, 7, lens, 2, 1);
+        cr_assert_eq(kit_write_all(&kit, &v), 2);
+        array_path(&kit, &v, "digests", path);
+        kit_close(&kit);
+        cr_assert_eq(truncate(path, 100), 0);
+        kit_open(&kit);
+        kit_version_reopen(&kit, &v, 7);
+        sheaf_versions_look(kit.store);
+        cr_assert_eq(kit_stats(&kit).versions_lost, 1);
+        cr_assert_eq(kit_write_all(&kit, &v), 2);
+        cr_assert_eq(read_some(&kit, &v), 2);
+        kit_end(&kit);
+        kit_version_end(&v);
+}
