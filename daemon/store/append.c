@@ -166,7 +166,8 @@ static void seal(struct sheaf_store *store, struct sheaf_segment *segment)
         size_t bytes = 0;
         void *summary = NULL;
 
-        if (segment->summed) {
+        /* Nothing to say, or said already. */
+        if (segment->summed || !segment->records) {
                 free(sealing);
                 sealed(store, segment, true);
                 return;
