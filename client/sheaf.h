@@ -89,7 +89,8 @@ struct sheaf_dataset_info {
 SHEAF_API void sheaf_dataset_info(const struct sheaf_dataset *dataset,
         struct sheaf_dataset_info *ret_info);
 
-/* Number of regular files; their ordinals are 0 .. n-1, in path order. */
+/* Number of regular files; their ordinals are 0 .. n-1, breadth first: all of
+ * one depth, folder by folder, before those below. */
 SHEAF_API uint64_t sheaf_dataset_files(const struct sheaf_dataset *dataset);
 
 /* Ordinal of the file at @path (relative to the root; links inside the tree

@@ -70,6 +70,20 @@ def test_labels_are_those_of_image_folder(data: str, node: Node) -> None:
         assert odd.label(i) == want, key
 
 
+def test_labels_of_uneven_trees(node: Node) -> None:
+    """Files of a class do not follow one another: depths are apart."""
+    keys = [f"a/{i:03}" for i in range(40)]
+    keys += [f"b/{i:03}" for i in range(20)]
+    keys += [f"a/deep/{i:03}" for i in range(100)]
+    keys += [f"c/x/{i:03}" for i in range(7)] + ["top"]
+    node.add("uneven", {key: b"x" for key in keys})
+    uneven = sheaf.Dataset("uneven")
+    assert uneven.classes == ["a", "b", "c"]
+    for i, key in enumerate(uneven.files):
+        want = {"a": 0, "b": 1, "c": 2, "t": -1}[key[0]]
+        assert uneven.label(i) == want, key
+
+
 def test_read_only(data: str) -> None:
     sample = sheaf.Dataset(data)[3]
     array = sample.numpy()

@@ -23,13 +23,20 @@ from .stats import Stats
 
 if TYPE_CHECKING:
     from .batches import Batch, collate
+    from .fs import open_fs
     from .loader import Loader
+    from .profile import StallProfiler, StallReport, WhatIf, whatif
     from .sampler import SlotSampler
 
 _LAZY = {
     "Batch": "batches",
     "collate": "batches",
     "Loader": "loader",
+    "StallProfiler": "profile",
+    "StallReport": "profile",
+    "WhatIf": "profile",
+    "open_fs": "fs",
+    "whatif": "profile",
     "SlotSampler": "sampler",
 }
 
@@ -41,13 +48,18 @@ __all__ = [
     "Loader",
     "Sample",
     "SlotSampler",
+    "StallProfiler",
+    "StallReport",
     "StateError",
     "Stats",
+    "WhatIf",
     "__version__",
     "collate",
     "is_slot",
+    "open_fs",
     "rng",
     "slot_of",
+    "whatif",
 ]
 
 

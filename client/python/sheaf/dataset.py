@@ -17,7 +17,7 @@ import zlib
 from array import array
 from typing import Any, Callable, Iterable, Mapping, Sequence, SupportsIndex
 
-from . import _sheaf, jobs
+from . import _sheaf, jobs, timing
 from .decode import decoder_of
 from .labels import classes_of, label_of
 from .errors import StateError
@@ -376,7 +376,19 @@ class Dataset:
         """One batch: one round trip binds its slots, one more fetches what is
         not in memory. IndexError: no such sample or slot; TypeError: an index
         is no integer; OSError."""
+        begun = timing.now()
         samples, failed = self._fetch(indices)
+        fetched = timing.now()
+        try:
+            return self._items(samples, failed)
+        finally:
+            timing.note(begun, fetched)
+
+    def _items(
+        self,
+        samples: list[Any],
+        failed: list[tuple[int, int, int, int]],
+    ) -> list[Any]:
         plain = self._decoder is None and self.transform is None
         if plain and not failed:
             return samples

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Labels as ImageFolder has them: the top-level folder, sorted by name.
 
-Files are in the order of their paths, so those of a folder follow one another
-and a binary search finds its end: classes are known after a few look-ups a
-folder, whatever the number of files.
+Files are listed breadth first: those of one depth follow one another, and
+within it those of one top-level folder. A binary search finds the end of such
+a run, so classes are known after a few look-ups a folder and depth, whatever
+the number of files.
 """
 
 from __future__ import annotations
@@ -11,20 +12,21 @@ from __future__ import annotations
 from .source import Source
 
 
-def _top(path: str) -> str | None:
+def _run_of(path: str) -> tuple[int, str | None]:
+    """(depth, top-level folder)."""
     folder, slash, _ = path.partition("/")
-    return folder if slash else None
+    return path.count("/"), folder if slash else None
 
 
-def _end_of_run(source: Source, start: int, top: str | None) -> int:
+def _end_of_run(source: Source, start: int, run: tuple[int, str | None]) -> int:
     low, step, n = start, 1, len(source)
-    while low + step < n and _top(source.path(low + step)) == top:
+    while low + step < n and _run_of(source.path(low + step)) == run:
         low += step
         step *= 2
     high = min(low + step, n)
     while high - low > 1:
         middle = (low + high) // 2
-        if _top(source.path(middle)) == top:
+        if _run_of(source.path(middle)) == run:
             low = middle
         else:
             high = middle
@@ -38,9 +40,9 @@ def classes_of(source: Source) -> list[str]:
     runs: list[tuple[int, str | None]] = []
     start = 0
     while start < len(source):
-        top = _top(source.path(start))
-        runs.append((start, top))
-        start = _end_of_run(source, start, top)
+        run = _run_of(source.path(start))
+        runs.append((start, run[1]))
+        start = _end_of_run(source, start, run)
     names = sorted({top for _, top in runs if top is not None})
     number = {name: i for i, name in enumerate(names)}
     source.set_labels(

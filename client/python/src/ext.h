@@ -5,6 +5,7 @@
  *   hold.c     a pinned file: shared by a Sample and its DLPack tensors
  *   source.c   an open dataset (Source)
  *   batch.c    indices to samples, a batch at a time
+ *   files.c    folders, and ranges of files
  *   job.c      an open job (Job)
  *   sample.c   the buffer (SampleBase)
  *   dlpack.c   its capsules
@@ -114,6 +115,14 @@ PyObject *ext_source_batch(
 
 /* Source.again(numbers, cls): see _sheaf.pyi. */
 PyObject *ext_source_again(
+        PyObject *self, PyObject *const *args, Py_ssize_t count);
+
+/* ---- files.c ---- */
+
+/* Source.entries(path), Source.read(id, offset_bytes, len_bytes): see
+ * _sheaf.pyi. */
+PyObject *ext_source_entries(PyObject *self, PyObject *path);
+PyObject *ext_source_read(
         PyObject *self, PyObject *const *args, Py_ssize_t count);
 
 /* ---- sample.c, dlpack.c ---- */
