@@ -16,7 +16,7 @@ SHEAF_BUILD_PACKAGES=(
 SHEAF_CHECK_PACKAGES=(
         libcriterion-dev clang:clang clang-format:clang-format
         llvm-symbolizer:llvm shellcheck:shellcheck setpriv:util-linux
-        attr:attr
+        attr:attr python3-venv python3-dev
 )
 
 if [ -t 1 ]; then
