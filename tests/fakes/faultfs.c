@@ -14,9 +14,10 @@
  * attr list statfs lock link direct (an open with O_DIRECT), or any.
  * path=PART: of paths that contain PART. skip=N: not for the first N calls
  * that fit; times=N: for N calls only. Actions: fail=ERRNO (a name such as
- * EIO, or a number), delay=MS before all else, hang (until CONTROL changes),
- * cut=N (a read that would return more returns N bytes), free=BYTES (of
- * statfs: so much is free).
+ * EIO, or a number), delay=MS before all else, rate=N (so many such calls a
+ * second, all callers together), hang (until CONTROL changes), cut=N (a read
+ * that would return more returns N bytes), free=BYTES (of statfs: so much is
+ * free).
  *
  * Each call that meets a rule is told in CONTROL.hits, a line each. The
  * program stays in the foreground and prints "ready" when it is mounted; who
@@ -95,7 +96,7 @@ struct rule {
         uint64_t skip, times; /* left */
         bool limited, hang, has_free;
         int fail;
-        unsigned int delay_ms;
+        unsigned int delay_ms, rate;
         size_t cut;
         uint64_t free_bytes;
 };
@@ -108,7 +109,8 @@ static struct {
         struct timespec read_mtime;
         ino_t read_ino;
         off_t read_size;
-        uint64_t turn; /* counts changes of the rules */
+        uint64_t turn;   /* counts changes of the rules */
+        int64_t free_ns; /* when the next call under a rate may begin */
         struct rule rules[RULES_MAX];
         size_t count;
 } fs = { .lock = PTHREAD_MUTEX_INITIALIZER };
@@ -158,6 +160,8 @@ static void parse_word(struct rule *rule, const char *word)
                 rule->times = strtoull(value, NULL, 10);
         } else if (!strncmp(word, "fail=", 5)) {
                 rule->fail = parse_errno(value);
+        } else if (!strncmp(word, "rate=", 5)) {
+                rule->rate = (unsigned int)strtoul(value, NULL, 10);
         } else if (!strncmp(word, "delay=", 6)) {
                 rule->delay_ms = (unsigned int)strtoul(value, NULL, 10);
         } else if (!strcmp(word, "hang")) {
@@ -256,6 +260,22 @@ static void pause_ns(uint64_t ns)
                 ;
 }
 
+/* Calls under a rate begin one after the other. */
+static void wait_turn(unsigned int rate)
+{
+        struct timespec ts;
+        int64_t now_ns, begin_ns;
+
+        clock_gettime(CLOCK_MONOTONIC, &ts);
+        now_ns = ts.tv_sec * INT64_C(1000000000) + ts.tv_nsec;
+        pthread_mutex_lock(&fs.lock);
+        begin_ns = SHEAF_MAX(now_ns, fs.free_ns);
+        fs.free_ns = begin_ns + INT64_C(1000000000) / rate;
+        pthread_mutex_unlock(&fs.lock);
+        if (begin_ns > now_ns)
+                pause_ns((uint64_t)(begin_ns - now_ns));
+}
+
 /* What the rules want of a call: 0, or -errno. */
 static int meet_rule(enum op op, const char *path, struct rule *ret_rule)
 {
@@ -270,6 +290,8 @@ static int meet_rule(enum op op, const char *path, struct rule *ret_rule)
         if (!rule)
                 return 0;
         tell(op, path);
+        if (ret_rule->rate)
+                wait_turn(ret_rule->rate);
         if (ret_rule->delay_ms)
                 pause_ns(ret_rule->delay_ms * UINT64_C(1000000));
         while (ret_rule->hang && !fuse_interrupted()) {

@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Epochs out of a cache that holds a part: what the origin must give.
+
+The cache is memory alone, so that one number says what it holds. Origin bytes
+are the daemon's own count.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import subprocess
+import sys
+import time
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import ways
+from node import Node, emit, note
+
+SHARE = 0.35
+# What the daemon keeps in the same memory beside chunks, in proportion.
+OVERHEAD = 1.10
+MEMORY_MIN = 32 << 20
+# Opened files a second of the slowed origin.
+RATE = 400
+
+
+def size_of(images: Path) -> int:
+    """Bytes of all images, equal ones once: the daemon keeps them once."""
+    return sum(
+        len(data) for data in {p.read_bytes() for p in ways.files_of(images)}
+    )
+
+
+def part_of(images: Path, where: Path, build: Path) -> tuple[Node, int]:
+    """A daemon whose memory holds SHARE of the images; their bytes."""
+    size = size_of(images)
+    memory = int(SHARE * size * OVERHEAD)
+    if memory < MEMORY_MIN:
+        note(
+            f"the images are {size >> 20} MiB, so that {MEMORY_MIN >> 20} MiB "
+            f"of memory hold more than {100 * SHARE:.0f} % of them"
+        )
+    memory = max(memory, MEMORY_MIN)
+    return Node(where, build, str(memory), "0"), size
+
+
+def lru(count: int, share: float, passes: int = 6) -> float:
+    """Hits of an LRU cache under a uniform permutation each epoch."""
+    source = random.Random(1)
+    cache: OrderedDict[int, None] = OrderedDict()
+    order, hits = list(range(count)), 0
+    for _ in range(passes):
+        source.shuffle(order)
+        hits = 0
+        for sample in order:
+            if sample in cache:
+                hits += 1
+                cache.move_to_end(sample)
+            else:
+                cache[sample] = None
+                if len(cache) > share * count:
+                    cache.popitem(last=False)
+    return hits / count
+
+
+def one_epoch(
+    node: Node, way: Any, count: int
+) -> tuple[float, list[float], float]:
+    """(seconds, origin bytes of each tenth, share cached at its beginning)."""
+    cached = node.stat("arena.payload_bytes")
+    marks = [node.stat("origin.bytes")]
+    begun, seen = time.monotonic(), 0
+    for batch in way:
+        seen += ways.drain([batch], False)
+        while seen * 10 >= count * len(marks) and len(marks) < 10:
+            marks.append(node.stat("origin.bytes"))
+    seconds = time.monotonic() - begun
+    marks.append(node.stat("origin.bytes"))
+    return seconds, [b - a for a, b in zip(marks, marks[1:])], cached
+
+
+def cached(
+    images: Path, where: Path, build: Path, quick: bool, faultfs: Path
+) -> None:
+    """One training out of a cache of SHARE, the origin being slow."""
+    node, size = part_of(images, where / "cached", build)
+    slow = node.slowed(images, faultfs, RATE)
+    node.sheaf("add", "bench", str(slow))
+    count = len(ways.files_of(images))
+    way = ways.Sheaf("bench", False, 0, job="cached")
+    one_epoch(node, way, count)
+    hits, shares, uneven, rates = [], [], [], []
+    for _ in range(1 if quick else 5):
+        seconds, tenths, held = one_epoch(node, way, count)
+        shares.append(held / size)
+        hits.append(1 - sum(tenths) / size)
+        mean = sum(tenths) / 10 or 1.0
+        uneven.append(max(abs(part / mean - 1) for part in tenths))
+        rates.append(count / seconds)
+    share = statistics.mean(shares)
+    gap = max(abs(hit - held) for hit, held in zip(hits, shares))
+    emit("cached: share of the bytes in memory", 100 * share, "%")
+    emit("cached: hits", 100 * statistics.mean(hits), "%")
+    emit("cached: hits, LRU (simulated)", 100 * lru(count, share), "%")
+    emit("cached: hits beside the share, at most", 100 * gap, "points",
+         limit=0.5)  # fmt: skip
+    emit("cached: a tenth of the epoch beside the mean, at most",
+         100 * max(uneven), "%", limit=10)  # fmt: skip
+    ideal = RATE / (1 - share)
+    emit("cached: sheaf", statistics.median(rates), "samples/s",
+         "what the origin allows",
+         statistics.median(rates) / ideal)  # fmt: skip
+    alone = ways.Files(slow, False, 2)
+    begun = time.monotonic()
+    found = ways.drain(alone, False) / (time.monotonic() - begun)
+    emit("cached: files of the slow origin, 2 workers", found, "samples/s",
+         "sheaf", found / statistics.median(rates))  # fmt: skip
+    del alone, way
+    node.stop()
+
+
+def jobs(images: Path, where: Path, build: Path, quick: bool) -> None:
+    """J trainings that start at once: origin bytes an epoch, all together,
+    from the second on, beside (1 - c + A/N) of the images."""
+    count = len(ways.files_of(images))
+    turns = 2 if quick else 5
+    for number in (1, 2, 4, 8):
+        node, size = part_of(images, where / f"jobs-{number}", build)
+        node.sheaf("add", "bench", str(images))
+        trainings = [start(number, i, turns) for i in range(number)]
+        for training in trainings:
+            expect(training, "ready")
+        for training in trainings:
+            assert training.stdin
+            training.stdin.write("go\n")
+            training.stdin.flush()
+        for training in trainings:
+            expect(training, "epoch 1")
+        first = node.stat("origin.bytes")
+        held = node.stat("arena.payload_bytes") / size
+        for training in trainings:
+            expect(training, f"epoch {turns}")
+            training.wait()
+        spent = (node.stat("origin.bytes") - first) / (turns - 1)
+        bound = (1 - held + ways.BATCH / count) * size
+        emit(f"jobs: {number} at once, origin bytes an epoch",
+             spent / bound, "of the bound", limit=1.05)  # fmt: skip
+        node.stop()
+
+
+def start(jobs: int, number: int, turns: int) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, __file__, f"bench-{jobs}-{number}", str(turns)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def expect(training: subprocess.Popen[str], wanted: str) -> None:
+    """Reads until it says so."""
+    assert training.stdout
+    for line in training.stdout:
+        if line.strip() == wanted:
+            return
+    raise SystemExit(f"a training ended before it said '{wanted}'")
+
+
+def train(job: str, turns: int) -> None:
+    """What start() starts."""
+    way = ways.Sheaf("bench", False, 0, job=job)
+    len(way.dataset)
+    print("ready", flush=True)
+    sys.stdin.readline()
+    for turn in range(1, turns + 1):
+        ways.drain(way, False)
+        print(f"epoch {turn}", flush=True)
+
+
+if __name__ == "__main__":
+    train(sys.argv[1], int(sys.argv[2]))

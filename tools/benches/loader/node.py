@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A daemon, mounts and a slowed origin for the benchmark, all below one
+directory that goes away with the process, also when it is interrupted."""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[3]
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None)
+
+
+def _die_with_parent() -> None:
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def note(text: str) -> None:
+    """A remark on stderr."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def emit(
+    name: str,
+    value: float,
+    unit: str,
+    rival: str | None = None,
+    ratio: float | None = None,
+    goal: float | None = None,
+    limit: float | None = None,
+) -> None:
+    """One measure as a line of JSON. ``goal``: met when ``ratio`` reaches it;
+    ``limit``: met when ``value`` does not exceed it."""
+    met = None
+    if limit is not None:
+        goal, met = limit, value <= limit
+    elif goal is not None and ratio is not None:
+        met = ratio >= goal
+    line = {
+        "name": name,
+        "value": float(f"{value:.4g}"),
+        "unit": unit,
+        "rival": rival,
+        "ratio": None if ratio is None else round(ratio, 3),
+        "goal": goal,
+        "met": met,
+    }
+    print(json.dumps(line), flush=True)
+
+
+def base() -> Path:
+    """The directory of this run."""
+    where = Path(
+        tempfile.mkdtemp(
+            prefix="sheaf-bench.", dir=os.environ.get("TMPDIR", "/var/tmp")
+        )
+    )
+    atexit.register(shutil.rmtree, where, ignore_errors=True)
+    return where
+
+
+class Node:
+    """sheafd with a cache of its own; ``memory`` and ``disk`` as its
+    options. It is the daemon of this process and of what it starts."""
+
+    def __init__(self, where: Path, build: Path, memory: str, disk: str):
+        where.mkdir(parents=True)
+        self.where, self.build = where, build
+        self.mounts: list[list[str]] = []
+        os.environ["SHEAF_SOCKET"] = str(where / "sock")
+        self.log = (where / "log").open("wb")
+        self.process = self.spawn(
+            str(build / "daemon/sheafd"),
+            "--foreground",
+            f"--cache={where / 'cache'}",
+            f"--socket={where / 'sock'}",
+            f"--memory={memory}",
+            f"--disk={disk}",
+        )
+        atexit.register(self.stop)
+        end = time.monotonic() + 60
+        while self.sheaf("status", check=False) is None:
+            if self.process.poll() is not None or time.monotonic() > end:
+                raise SystemExit((where / "log").read_text(errors="replace"))
+            time.sleep(0.05)
+
+    def spawn(self, *command: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=self.log,
+            stderr=self.log,
+            preexec_fn=_die_with_parent,
+        )
+
+    def sheaf(self, *words: str, check: bool = True) -> str | None:
+        """Output of ``sheaf``; None: it failed and ``check`` is off."""
+        done = subprocess.run(
+            [str(self.build / "tools/sheaf"), *words],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+        )
+        if done.returncode and check:
+            raise SystemExit(f"sheaf {' '.join(words)}: {done.stderr}")
+        return None if done.returncode else done.stdout
+
+    def stat(self, name: str) -> float:
+        """A total of ``sheaf stats``."""
+        text = self.sheaf("stats", "--json")
+        assert text is not None
+        return float(json.loads(text)["totals"].get(name, 0))
+
+    def mount(self, name: str) -> Path:
+        """Where the dataset is mounted from now on."""
+        where = self.where / "mnt"
+        where.mkdir()
+        self.sheaf("mount", name, str(where))
+        self.mounts.append(
+            [str(self.build / "tools/sheaf"), "umount", str(where)]
+        )
+        return where
+
+    def slowed(self, source: Path, faultfs: Path, rate: int) -> Path:
+        """The same files, of which ``rate`` a second can be opened."""
+        where, control = self.where / "slow", self.where / "control"
+        where.mkdir()
+        control.write_text(f"open rate={rate}\n")
+        process = self.spawn(
+            str(faultfs), str(source), str(where), str(control)
+        )
+        self.mounts.append(["fusermount3", "-u", "-z", str(where)])
+        end = time.monotonic() + 30
+        while not os.path.ismount(where):
+            if process.poll() is not None or time.monotonic() > end:
+                raise SystemExit(f"{faultfs} does not mount {where}")
+            time.sleep(0.05)
+        return where
+
+    def stop(self) -> None:
+        """Idempotent."""
+        # torch's would raise here when its workers end
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for command in reversed(self.mounts):
+            subprocess.run(
+                command, stdin=subprocess.DEVNULL, capture_output=True
+            )
+        self.mounts.clear()
+        if self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(30)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
