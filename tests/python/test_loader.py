@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
+import multiprocessing
 from typing import Any
 
 import pytest
@@ -29,6 +31,20 @@ def plain(ds: sheaf.Dataset, batch_size: int = 16, **options: Any) -> Any:
         collate_fn=sheaf.collate,
         **options,
     )
+
+
+def test_who_leaves_a_loop_leaves_no_workers(data: str) -> None:
+    """Nothing but the pass holds them, so no collector is needed."""
+    loader = sheaf.Loader(sheaf.Dataset(data), 16, num_workers=2)
+    before = set(multiprocessing.active_children())
+    gc.disable()
+    try:
+        for _ in loader:
+            assert len(set(multiprocessing.active_children()) - before) == 2
+            break
+        assert not set(multiprocessing.active_children()) - before
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("workers", [0, 4])

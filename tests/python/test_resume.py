@@ -6,6 +6,8 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
+import sys
+import warnings
 from typing import Any
 
 import pytest
@@ -104,6 +106,31 @@ def test_the_journal_is_lost(node: Node, data: str, workers: int) -> None:
     seen += epoch_of(again)
     assert sorted(seen) == list(range(N))
     assert sorted(epoch_of(again)) == list(range(N))
+
+
+def test_more_ranks_under_lightning(
+    data: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It counts steps by the length of a full epoch, whatever we say."""
+    loader = sheaf.Loader(sheaf.Dataset(data, job="more"), 16)
+    for _ in itertools.islice(loader, 40):
+        pass
+    state = json.loads(json.dumps(loader.state_dict()))
+    assert state["batches"] == 40
+    for module in (None, object()):
+        monkeypatch.setitem(sys.modules, "lightning.pytorch", module)
+        if module is None:
+            monkeypatch.delitem(sys.modules, "lightning.pytorch")
+        part = sheaf.Loader(
+            sheaf.Dataset(data, job="more"), 16, distributed=(0, 2)
+        )
+        part.load_state_dict(state)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            assert len(epoch_of(part)) == -(-(N - 640) // 2)
+        said = [w for w in caught if "52 steps of each" in str(w.message)]
+        assert len(said) == (module is not None)
+        assert part.state_dict()["batches"] == 0
 
 
 def test_damaged_bitmaps_are_refused(data: str) -> None:

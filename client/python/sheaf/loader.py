@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import sys
+import warnings
+from dataclasses import dataclass
 from typing import Any, Callable, Iterable, Iterator
 
 from torch.utils.data import DataLoader, Sampler
@@ -10,8 +13,11 @@ from torch.utils.data import DataLoader, Sampler
 from .batches import collate
 from .dataset import Dataset
 from .errors import StateError
-from .sampler import SlotSampler
+from .sampler import SlotSampler, Span
 from .stats import Stats
+
+# Ends an epoch by the length of a full one.
+_LIGHTNING = {"lightning.pytorch", "pytorch_lightning"}
 
 
 class Loader(DataLoader[Any]):
@@ -50,7 +56,8 @@ class Loader(DataLoader[Any]):
             collate_fn = collate
         self.distributed = distributed
         self._slots = sampler if isinstance(sampler, SlotSampler) else None
-        self._pass: _Pass | None = None
+        self._place: _Place | None = None
+        self._before = 0  # batches that a loaded state had taken
         if batch_sampler is None:
             options.update(
                 batch_size=batch_size, sampler=sampler, drop_last=drop_last
@@ -63,6 +70,12 @@ class Loader(DataLoader[Any]):
         if self._slots is None:
             return super().__iter__()
         return _Pass(self, self._slots, super().__iter__)
+
+    def _place_of(self, epoch: int, span: Span) -> "_Place":
+        whole, part = divmod(span.count, self.batch_size or 1)
+        last = whole + (part > 0 and not self.drop_last)
+        before = self._before if span.start else 0
+        return _Place(epoch, span, self.batch_size or 1, last, before)
 
     def set_epoch(self, epoch: int) -> None:
         """Names the epoch of the next pass, as SlotSampler's."""
@@ -80,9 +93,15 @@ class Loader(DataLoader[Any]):
                 "a Loader with in_order=False has no state: batches come in "
                 "no order of slots"
             )
-        if self._pass is None:
-            return self._slots.state_at(self._slots.epoch, self._slots.start)
-        return self._slots.state_at(*self._pass.position())
+        place = self._place
+        if place is None:
+            where = (self._slots.epoch, self._slots.start)
+            taken = self._before
+        else:
+            where = place.position()
+            taken = place.before + place.batches
+        state = self._slots.state_at(*where)
+        return {**state, "batches": taken if state["position"] else 0}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Makes the next pass go on after the batches that were taken when
@@ -98,11 +117,31 @@ class Loader(DataLoader[Any]):
         if not state:
             raise StateError("the state is of a Loader with another sampler")
         self._slots.load_state_dict(state)
-        self._pass = None
+        self._before = int(state.get("batches", 0))
+        self._place = None
 
     def stats(self) -> Stats:
         """Counters of this process's Dataset."""
         return self.dataset.stats()  # type: ignore[attr-defined,no-any-return]
+
+
+@dataclass
+class _Place:
+    """Where a pass stands. Not the pass: who leaves a loop lets go of its
+    workers."""
+
+    epoch: int
+    span: Span
+    size: int  # of a batch
+    last: int  # batches of the pass
+    before: int  # batches of the epoch that were taken before it
+    batches: int = 0  # taken
+
+    def position(self) -> tuple[int, int]:
+        """(epoch, slots of all ranks that were taken)."""
+        if self.batches >= self.last:
+            return self.epoch, self.span.n
+        return self.epoch, self.span.position(self.batches * self.size)
 
 
 class _Pass(Iterator[Any]):
@@ -114,48 +153,43 @@ class _Pass(Iterator[Any]):
         sampler: SlotSampler,
         begin: Callable[[], Iterator[Any]],
     ) -> None:
-        self._loader = loader
+        self._loader: Loader | None = loader
         self._sampler = sampler
-        self._begin: Callable[[], Iterator[Any]] | None = begin
+        self._begin = begin
         self._inner: Iterator[Any] = iter(())
-        self._batches = 0
 
     def __iter__(self) -> "_Pass":
         return self
 
     def __next__(self) -> Any:
-        if self._begin is not None:
-            self._start()
+        if self._loader is not None:
+            self._place = self._start(self._loader)
+            self._loader = None
         try:
             batch = next(self._inner)
         except StopIteration:
-            self._batches = self._last
+            self._place.batches = self._place.last
             raise
-        self._batches += 1
+        self._place.batches += 1
         return batch
 
-    def _start(self) -> None:
-        assert self._begin is not None
-        begin, self._begin = self._begin, None
-        self._inner = begin()
+    def _start(self, loader: Loader) -> _Place:
+        self._inner = self._begin()
         # Also without workers: the sampler's pass begins now, not later.
-        if self._loader.num_workers == 0:
-            first = next(self._inner, _Nothing)
-            rest = self._inner
-            self._inner = _chain(first, rest)
-        self._epoch, self._span = self._sampler.span()
-        size = self._loader.batch_size or 1
-        self._size = size
-        whole, part = divmod(self._span.count, size)
-        self._last = whole + (part > 0 and not self._loader.drop_last)
-        self._loader._pass = self
-
-    def position(self) -> tuple[int, int]:
-        """(epoch, slots of all ranks that were taken)."""
-        if self._batches >= self._last:
-            return self._epoch, self._span.n
-        taken = self._batches * self._size
-        return self._epoch, self._span.position(taken)
+        if loader.num_workers == 0:
+            self._inner = _chain(next(self._inner, _Nothing), self._inner)
+        place = loader._place = loader._place_of(*self._sampler.span())
+        taken, full = place.before + place.last, len(loader)
+        if taken > full and not _LIGHTNING.isdisjoint(sys.modules):
+            warnings.warn(
+                f"epoch {place.epoch} goes on with more processes: it takes "
+                f"{taken} steps of each, but Lightning ends an epoch after "
+                f"{full}, and leaves what is unread then; go on with as many "
+                "processes as before, or from the end of an epoch",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+        return place
 
 
 _Nothing = object()
