@@ -13,6 +13,25 @@
 /* A job that gives way to another one was not used for so long. */
 #define IDLE_NS (60 * SHEAF_NS_PER_SEC)
 
+#define TEXT_OF(number) #number
+#define TEXT(number)    TEXT_OF(number)
+#define WHY_OWN                                                                \
+        "a user may have " TEXT(                                               \
+                SHEAF_JOBS_PER_PRINCIPAL) " jobs and as many "                 \
+                                          "subsets of a dataset at once; "     \
+                                          "close some, `sheaf job ls` has "    \
+                                          "their "                             \
+                                          "names"
+#define WHY_ALL                                                                \
+        "all users together have the " TEXT(                                   \
+                SHEAF_JOBS_PER_VERSION) " jobs or "                            \
+                                        "subsets that a dataset may have at "  \
+                                        "once, but for those kept for who "    \
+                                        "has fewer than " TEXT(                \
+                                                SHEAF_JOBS_FEW) "; close "     \
+                                                                "some, or "    \
+                                                                "wait"
+
 /* ---- cohorts ---- */
 
 int sheaf_jobs_cohort_ready(
@@ -67,17 +86,50 @@ static bool same_place(const struct sheaf_jobs_cohort *cohort,
                cohort->lodging == handle->lodging;
 }
 
+/* Whether somebody who has @own of @all may have one more; else why not. */
+static bool may_have(uint32_t own, uint32_t all, const char **ret_why)
+{
+        uint32_t most = SHEAF_JOBS_PER_VERSION;
+
+        if (own >= SHEAF_JOBS_FEW)
+                most -= SHEAF_JOBS_PER_VERSION / 4;
+        if (own >= SHEAF_JOBS_PER_PRINCIPAL)
+                *ret_why = WHY_OWN;
+        else if (all >= most)
+                *ret_why = WHY_ALL;
+        else
+                return true;
+        return false;
+}
+
+static bool takes_part(const struct sheaf_jobs_cohort *cohort,
+        const struct sheaf_job_owner *owner)
+{
+        const struct sheaf_jobs_seat *seat;
+
+        LIST_FOREACH (seat, &cohort->seats, beside)
+                if (sheaf_job_owned(&seat->owner, owner))
+                        return true;
+        return false;
+}
+
 static int cohort_new(struct sheaf_jobs *jobs,
         const struct sheaf_handle *handle, const struct sheaf_digest *subset,
-        struct sheaf_jobs_cohort **ret_cohort)
+        const struct sheaf_job_owner *owner,
+        struct sheaf_jobs_cohort **ret_cohort, const char **ret_why)
 {
         struct sheaf_jobs_cohort *cohort;
-        uint32_t count = 0;
+        uint32_t own = 0, all = 0;
 
         LIST_FOREACH (cohort, &jobs->cohorts, link)
-                count += same_place(cohort, handle);
-        if (count >= SHEAF_COHORTS_PER_VERSION)
+                if (same_place(cohort, handle)) {
+                        all++;
+                        own += takes_part(cohort, owner);
+                }
+        if (!may_have(own, all, ret_why)) {
+                jobs->stats.refused++;
                 return -EBUSY;
+        }
         cohort = sheaf_new(struct sheaf_jobs_cohort, 1);
         if (!cohort)
                 return -ENOMEM;
@@ -90,14 +142,14 @@ static int cohort_new(struct sheaf_jobs *jobs,
         return 0;
 }
 
-/* Makes @handle one of a cohort's users. 1: it needs a bitmap. */
-static int join(struct sheaf_jobs *jobs, struct sheaf_handle *handle,
-        const struct sheaf_digest *subset, bool has_bitmap,
-        struct sheaf_jobs_cohort **ret_cohort)
+/* The cohort of @subset where @handle is, made if there is none. 1: it needs a
+ * bitmap. */
+static int cohort_get(struct sheaf_jobs *jobs,
+        const struct sheaf_handle *handle, const struct sheaf_digest *subset,
+        bool has_bitmap, const struct sheaf_job_owner *owner,
+        struct sheaf_jobs_cohort **ret_cohort, const char **ret_why)
 {
         struct sheaf_jobs_cohort *cohort;
-        struct sheaf_jobs_seat *seat;
-        int rc = 0;
 
         LIST_FOREACH (cohort, &jobs->cohorts, link)
                 if (same_place(cohort, handle) &&
@@ -106,30 +158,41 @@ static int join(struct sheaf_jobs *jobs, struct sheaf_handle *handle,
         if (sheaf_digest_known(subset) && !has_bitmap &&
                 (!cohort || !cohort->cohort))
                 return 1;
-        if (!cohort)
-                rc = cohort_new(jobs, handle, subset, &cohort);
-        if (rc < 0)
-                return rc;
+        *ret_cohort = cohort;
+        return cohort ? 0
+                      : cohort_new(jobs, handle, subset, owner, ret_cohort,
+                                ret_why);
+}
+
+/* Makes @handle one of the cohort's users. *@ret_new is the seat if it had
+ * none, else NULL. */
+static int sit_down(struct sheaf_jobs_cohort *cohort,
+        struct sheaf_handle *handle, const struct sheaf_job_owner *owner,
+        struct sheaf_jobs_seat **ret_new)
+{
+        struct sheaf_jobs_seat *seat;
+
+        *ret_new = NULL;
         LIST_FOREACH (seat, &handle->seats, link)
                 if (seat->cohort == cohort)
-                        break;
+                        return 0;
+        seat = sheaf_new(struct sheaf_jobs_seat, 1);
         if (!seat) {
-                seat = sheaf_new(struct sheaf_jobs_seat, 1);
-                if (!seat) {
-                        if (!cohort->users)
-                                cohort_end(cohort);
-                        return -ENOMEM;
-                }
-                seat->cohort = cohort;
-                cohort->users++;
-                LIST_INSERT_HEAD(&handle->seats, seat, link);
+                if (LIST_EMPTY(&cohort->seats))
+                        cohort_end(cohort);
+                return -ENOMEM;
         }
-        *ret_cohort = cohort;
+        seat->cohort = cohort;
+        seat->owner = *owner;
+        LIST_INSERT_HEAD(&cohort->seats, seat, beside);
+        LIST_INSERT_HEAD(&handle->seats, seat, link);
+        *ret_new = seat;
         return 0;
 }
 
-static void leave(struct sheaf_handle *handle, struct sheaf_jobs_cohort *cohort)
+static void leave(struct sheaf_handle *handle, struct sheaf_jobs_seat *seat)
 {
+        struct sheaf_jobs_cohort *cohort = seat->cohort;
         struct sheaf_live_job *job;
         struct sheaf_bind *bind, *next;
 
@@ -140,7 +203,10 @@ static void leave(struct sheaf_handle *handle, struct sheaf_jobs_cohort *cohort)
                                 sheaf_bind_finish(bind, -ESTALE,
                                         "the dataset was closed");
                 }
-        if (--cohort->users == 0)
+        LIST_REMOVE(seat, link);
+        LIST_REMOVE(seat, beside);
+        free(seat);
+        if (LIST_EMPTY(&cohort->seats))
                 cohort_end(cohort);
 }
 
@@ -148,11 +214,8 @@ void sheaf_jobs_leave(struct sheaf_handle *handle)
 {
         struct sheaf_jobs_seat *seat;
 
-        while ((seat = LIST_FIRST(&handle->seats))) {
-                LIST_REMOVE(seat, link);
-                leave(handle, seat->cohort);
-                free(seat);
-        }
+        while ((seat = LIST_FIRST(&handle->seats)))
+                leave(handle, seat);
 }
 
 /* ---- jobs ---- */
@@ -197,39 +260,55 @@ static bool agree(const struct sheaf_live_job *job,
         return false;
 }
 
-/* One that nobody used for the longest time gives way, if that is long. */
-static bool make_room(struct sheaf_jobs *jobs, struct sheaf_handle *handle)
+/* One that nobody used for the longest time gives way, if that is long: one of
+ * the principal's own when these are too many. */
+static bool make_room(struct sheaf_jobs *jobs,
+        const struct sheaf_handle *handle, const struct sheaf_job_owner *owner,
+        const char **ret_why)
 {
-        struct sheaf_live_job *job, *oldest = NULL;
+        struct sheaf_live_job *job, *oldest = NULL, *oldest_own = NULL;
         struct sheaf_jobs_cohort *cohort;
-        uint32_t count = 0;
+        uint32_t own = 0, all = 0;
 
         LIST_FOREACH (cohort, &jobs->cohorts, link) {
                 if (!same_place(cohort, handle))
                         continue;
                 LIST_FOREACH (job, &cohort->live, link) {
-                        count++;
-                        if (TAILQ_EMPTY(&job->binds) && !job->working &&
-                                (!oldest || job->used_ns < oldest->used_ns))
+                        bool is_own = sheaf_job_owned(&job->owner, owner);
+
+                        all++;
+                        own += is_own;
+                        if (!TAILQ_EMPTY(&job->binds) || job->working)
+                                continue;
+                        if (!oldest || job->used_ns < oldest->used_ns)
                                 oldest = job;
+                        if (is_own &&
+                                (!oldest_own ||
+                                        job->used_ns < oldest_own->used_ns))
+                                oldest_own = job;
                 }
         }
-        if (count < SHEAF_JOBS_PER_VERSION)
+        if (may_have(own, all, ret_why))
                 return true;
-        if (!oldest || sheaf_now_ns() - oldest->used_ns < IDLE_NS)
+        if (own >= SHEAF_JOBS_PER_PRINCIPAL)
+                oldest = oldest_own;
+        if (!oldest || sheaf_now_ns() - oldest->used_ns < IDLE_NS) {
+                jobs->stats.refused++;
                 return false;
+        }
         sheaf_live_job_end(oldest, -ESTALE, "the job was idle");
         return true;
 }
 
-static int job_new(struct sheaf_conn *conn, struct sheaf_jobs_cohort *cohort,
-        const struct sheaf_job_spec *spec, struct sheaf_bind *bind,
-        struct sheaf_live_job **ret_job)
+static int job_new(struct sheaf_jobs_cohort *cohort,
+        const struct sheaf_job_owner *owner, const struct sheaf_job_spec *spec,
+        struct sheaf_bind *bind, struct sheaf_live_job **ret_job,
+        const char **ret_why)
 {
         struct sheaf_live_job *job;
         int rc;
 
-        if (!make_room(cohort->jobs, bind->handle))
+        if (!make_room(cohort->jobs, bind->handle, owner, ret_why))
                 return -EBUSY;
         job = sheaf_new(struct sheaf_live_job, 1);
         if (!job)
@@ -238,8 +317,7 @@ static int job_new(struct sheaf_conn *conn, struct sheaf_jobs_cohort *cohort,
         job->jobs = cohort->jobs;
         job->number = ++cohort->jobs->numbers;
         strcpy(job->name, spec->name);
-        job->grant = conn->who.grant;
-        job->uid = job->grant ? 0 : conn->who.uid;
+        job->owner = *owner;
         job->config = spec->config;
         job->files = cohort->version->fetch.listing.file_count;
         job->digest = job->subset_name = spec->subset;
@@ -252,6 +330,7 @@ static int job_new(struct sheaf_conn *conn, struct sheaf_jobs_cohort *cohort,
         }
         if (sheaf_jobs_removing(job)) {
                 free(job);
+                *ret_why = "a job of that name is being removed; try again";
                 return -EBUSY;
         }
         if (!cohort->cohort)
@@ -268,15 +347,13 @@ static int job_new(struct sheaf_conn *conn, struct sheaf_jobs_cohort *cohort,
         return 0;
 }
 
-/* Through a grant all clients are one principal. */
 static struct sheaf_live_job *find(const struct sheaf_jobs_cohort *cohort,
-        const struct sheaf_conn *conn, const char *name)
+        const struct sheaf_job_owner *owner, const char *name)
 {
         struct sheaf_live_job *job;
 
         LIST_FOREACH (job, &cohort->live, link)
-                if (job->grant == conn->who.grant &&
-                        (job->grant || job->uid == conn->who.uid) &&
+                if (sheaf_job_owned(&job->owner, owner) &&
                         !strcmp(job->name, name))
                         return job;
         return NULL;
@@ -285,22 +362,32 @@ static struct sheaf_live_job *find(const struct sheaf_jobs_cohort *cohort,
 int sheaf_jobs_bind(struct sheaf_conn *conn, const struct sheaf_job_spec *spec,
         struct sheaf_bind *bind, const char **ret_why)
 {
-        struct sheaf_jobs *jobs = conn->daemon->jobs;
+        const struct sheaf_job_owner owner = {
+                .grant = conn->who.grant,
+                .uid = conn->who.grant ? 0 : conn->who.uid,
+        };
         struct sheaf_jobs_cohort *cohort;
+        struct sheaf_jobs_seat *seat;
         struct sheaf_live_job *job;
         bool made = false;
-        int rc = join(jobs, bind->handle, &spec->subset, bind->subset_fd >= 0,
-                &cohort);
+        int rc = cohort_get(conn->daemon->jobs, bind->handle, &spec->subset,
+                bind->subset_fd >= 0, &owner, &cohort, ret_why);
 
+        if (rc == 0)
+                rc = sit_down(cohort, bind->handle, &owner, &seat);
         if (rc)
                 return rc;
-        job = find(cohort, conn, spec->name);
+        job = find(cohort, &owner, spec->name);
         if (!job) {
-                rc = job_new(conn, cohort, spec, bind, &job);
+                rc = job_new(cohort, &owner, spec, bind, &job, ret_why);
                 made = rc == 0;
         }
-        if (rc < 0)
+        if (rc < 0) {
+                /* Who was refused keeps no subset. */
+                if (seat)
+                        leave(bind->handle, seat);
                 return rc;
+        }
         if (!agree(job, &spec->config, ret_why))
                 return -EINVAL;
         job->used_ns = sheaf_now_ns();

@@ -15,13 +15,16 @@
 #include "daemon/epoch/journal.h"
 #include "daemon/server.h"
 
-#define SHEAF_JOB_NAME_MAX        128
-#define SHEAF_JOBS_PER_VERSION    64 /* in a domain */
-#define SHEAF_COHORTS_PER_VERSION 64 /* in a domain */
-#define SHEAF_BIND_SLOTS_MAX      4096
-#define SHEAF_EPOCHS_MAX          (UINT64_C(1) << 22)
-#define SHEAF_BIND_WARNING_MAX    256
-#define SHEAF_UNBOUND             UINT32_MAX
+#define SHEAF_JOB_NAME_MAX 128
+/* Of a version in a domain, jobs and subsets each: all, and what one
+ * principal may have. The last quarter is for those who have few. */
+#define SHEAF_JOBS_PER_VERSION   256
+#define SHEAF_JOBS_PER_PRINCIPAL 64
+#define SHEAF_JOBS_FEW           4
+#define SHEAF_BIND_SLOTS_MAX     4096
+#define SHEAF_EPOCHS_MAX         (UINT64_C(1) << 22)
+#define SHEAF_BIND_WARNING_MAX   256
+#define SHEAF_UNBOUND            UINT32_MAX
 
 struct sheaf_jobs;
 struct sheaf_live_job;
@@ -79,8 +82,9 @@ struct sheaf_bind {
 
 /* Joins the job, or makes it, and binds. 0; 1: the subset is not known here
  * and @bind has no bitmap of it, nothing was done; -EINVAL: the job has
- * another order, seed or window, which @ret_why names; -EBUSY: too many jobs;
- * -ENOMEM. But for 0 @done is not called. */
+ * another order, seed or window, which @ret_why names; -EBUSY: too many jobs
+ * or subsets, or it is being removed, as @ret_why tells; -ENOMEM. But for 0
+ * @done is not called. */
 SHEAF_MUST_CHECK int sheaf_jobs_bind(struct sheaf_conn *conn,
         const struct sheaf_job_spec *spec, struct sheaf_bind *bind,
         const char **ret_why);
@@ -139,6 +143,7 @@ struct sheaf_jobs_stats {
         uint64_t journal_bytes; /* now, on disk */
         /* monotonic */
         uint64_t bound, replaced, journal_errors;
+        uint64_t refused;  /* jobs and subsets over a limit */
         uint64_t repeats;  /* sessions that asked again for what was served */
         uint64_t restored; /* epochs from a client's bitmap */
 };

@@ -19,6 +19,18 @@
 
 struct sheaf_coming;
 
+/* Whose a job is: through a grant all clients are one. */
+struct sheaf_job_owner {
+        uint64_t grant; /* 0: none */
+        uid_t uid;      /* 0 of a grant's */
+};
+
+static inline bool sheaf_job_owned(
+        const struct sheaf_job_owner *a, const struct sheaf_job_owner *b)
+{
+        return a->grant == b->grant && a->uid == b->uid;
+}
+
 struct sheaf_jobs_cohort {
         LIST_ENTRY(sheaf_jobs_cohort) link;
         struct sheaf_jobs *jobs;
@@ -27,7 +39,7 @@ struct sheaf_jobs_cohort {
         struct sheaf_digest subset_name; /* zero: all files */
         struct sheaf_subset *subset;     /* NULL: all files, or not read yet */
         struct sheaf_cohort *cohort;     /* NULL until then */
-        uint32_t users;                  /* seats */
+        LIST_HEAD(, sheaf_jobs_seat) seats; /* it ends with the last one */
         LIST_HEAD(, sheaf_live_job) live;
         bool surveying;      /* some job waits for it, to begin an epoch */
         uint64_t binds;      /* counted */
@@ -52,8 +64,10 @@ struct sheaf_attendance {
 
 /* A handle's part in a cohort. */
 struct sheaf_jobs_seat {
-        LIST_ENTRY(sheaf_jobs_seat) link;
+        LIST_ENTRY(sheaf_jobs_seat) link;   /* of the handle's */
+        LIST_ENTRY(sheaf_jobs_seat) beside; /* of the cohort's */
         struct sheaf_jobs_cohort *cohort;
+        struct sheaf_job_owner owner;
         struct sheaf_attendance attendances[SHEAF_ATTENDANCES];
         uint32_t next; /* of them to be overwritten */
 };
@@ -72,8 +86,7 @@ struct sheaf_live_job {
         uint64_t number;
         char name[SHEAF_JOB_NAME_MAX + 1];
         struct sheaf_digest subset_name;
-        uint64_t grant;
-        uid_t uid; /* 0 of a grant's */
+        struct sheaf_job_owner owner;
         struct sheaf_journal_job identity;
         struct sheaf_job_config config;
         struct sheaf_job *job; /* NULL: the journal is still being read */

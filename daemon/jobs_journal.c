@@ -37,7 +37,8 @@ int sheaf_live_job_paths(struct sheaf_live_job *job)
                 strcat(subset, " ");
         }
         n = snprintf(key, sizeof(key), "%s%llu %u %s", subset,
-                (unsigned long long)job->grant, job->uid, job->name);
+                (unsigned long long)job->owner.grant, job->owner.uid,
+                job->name);
         sheaf_digest_of(key, (size_t)n, &digest);
         for (int i = 0; i < 16; i++) {
                 snprintf(uuid + 2 * i, 3, "%02x", record->uuid.data[i]);

@@ -93,8 +93,8 @@ void sheaf_kept_write_about(const struct sheaf_live_job *job)
         if (dir < 0 || !faccessat(dir, ABOUT_NAME, F_OK, 0))
                 return;
         about.name = (char *)job->name;
-        about.uid = job->uid;
-        about.grant = job->grant;
+        about.uid = job->owner.uid;
+        about.grant = job->owner.grant;
         about.order = job->identity.order;
         about.seed = job->identity.seed;
         about.window = job->identity.window;

@@ -196,6 +196,8 @@ static void list_done(uv_work_t *work, int status)
 /* Whether clients take part in one that is to be removed. */
 static bool in_use(const struct sheaf_kept_query *query)
 {
+        const struct sheaf_job_owner owner = { .grant = query->grant,
+                .uid = query->grant ? 0 : query->uid };
         const struct sheaf_jobs_cohort *cohort;
         const struct sheaf_live_job *job;
 
@@ -205,10 +207,7 @@ static bool in_use(const struct sheaf_kept_query *query)
 
                         if (strcmp(job->name, query->job) ||
                                 (!query->all &&
-                                        (job->grant != query->grant ||
-                                                (!job->grant &&
-                                                        job->uid !=
-                                                                query->uid))))
+                                        !sheaf_job_owned(&job->owner, &owner)))
                                 continue;
                         for (size_t i = 0; i < query->uuid_count; i++)
                                 if (!memcmp(uuid, query->uuids[i], 16))

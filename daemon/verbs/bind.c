@@ -193,8 +193,6 @@ void sheaf_verb_bind(struct sheaf_conn *conn, struct sheaf_wire_msg *msg)
                 want_subset(conn, id);
                 return;
         }
-        if (rc == -EBUSY)
-                why = "too many jobs or subsets of this dataset; end some";
         sheaf_conn_error(conn, id, rc, "job '%s': %s%s", bind->job, why,
                 rc == -EINVAL ? "; give all its processes the same, or "
                                 "another name"

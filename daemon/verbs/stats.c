@@ -351,6 +351,7 @@ static void server_metrics(struct sheet *s)
         counter(s, "jobs.bound", "", jobs.bound);
         counter(s, "jobs.replaced", "", jobs.replaced);
         counter(s, "jobs.journal_errors", "", jobs.journal_errors);
+        counter(s, "jobs.refused", "", jobs.refused);
         counter(s, "jobs.repeats", "", jobs.repeats);
         counter(s, "jobs.restored", "", jobs.restored);
 }

@@ -615,3 +615,122 @@ Test(hostile, a_label_without_end)
         close(p.sock);
         hostile_end();
 }
+
+/* ---- jobs ---- */
+
+#define GREEDY      3   /* users who take all jobs that they can get */
+#define JOBS_EACH   64  /* what one of them may have */
+#define JOBS_TRIED  100 /* beyond it */
+#define JOBS_MODEST 4   /* what is always left for others */
+
+/* Opens jobs under names of its own, and of subsets, and binds a slot of each:
+ * how many it got; -1: a refusal that does not tell the limit and what to do,
+ * or none that was final. */
+static int open_jobs(
+        struct sheaf_dataset *dataset, int count, struct sheaf_job **jobs)
+{
+        int got = 0;
+
+        for (int i = 0; i < count; i++) {
+                uint8_t subset[(HOSTILE_FILES + 8) / 8] = { 0 };
+                struct sheaf_job_options options = { .subset = subset };
+                uint64_t ordinal;
+                uint32_t slot = 0;
+                char name[16];
+                int rc;
+
+                subset[0] = (uint8_t)(i / 3 + 1);
+                subset[1] = (uint8_t)getuid();
+                snprintf(name, sizeof(name), "job%d", i);
+                options.name = name;
+                rc = sheaf_job_open(dataset, &options, &jobs[got]);
+                if (!rc) {
+                        got++;
+                        rc = sheaf_job_bind(
+                                jobs[got - 1], 0, &slot, 1, 0, &ordinal);
+                        HOSTILE_NEED(rc == 0, 90);
+                        continue;
+                }
+                HOSTILE_NEED(rc == -EBUSY, 91);
+                HOSTILE_NEED(strstr(sheaf_last_error(), "64 jobs") &&
+                                     strstr(sheaf_last_error(), "close some"),
+                        92);
+        }
+        return got;
+}
+
+/* Keeps what it got alive until @stop hangs up. */
+static void be_greedy(int ready, int stop)
+{
+        static struct sheaf_job *jobs[JOBS_TRIED];
+        struct pollfd hang_up = { .fd = stop, .events = POLLIN };
+        struct sheaf_session *session;
+        struct sheaf_dataset *ds;
+        int got;
+
+        HOSTILE_NEED(flow_open("~root/data", &session, &ds) == 0, 93);
+        got = open_jobs(ds, JOBS_TRIED, jobs);
+        HOSTILE_NEED(got == JOBS_EACH, 94);
+        HOSTILE_NEED(write(ready, "", 1) == 1, 95);
+        while (poll(&hang_up, 1, 50) == 0)
+                for (int i = 0; i < got; i++) {
+                        uint64_t ordinal;
+                        uint32_t slot = 0;
+
+                        HOSTILE_NEED(sheaf_job_bind(jobs[i], 0, &slot, 1, 0,
+                                             &ordinal) == 0,
+                                96);
+                }
+        _exit(0);
+}
+
+static void be_modest(const char *name)
+{
+        struct sheaf_job *jobs[JOBS_MODEST];
+        struct sheaf_session *session;
+        struct sheaf_dataset *ds;
+
+        HOSTILE_NEED(flow_open(name, &session, &ds) == 0, 97);
+        HOSTILE_NEED(open_jobs(ds, JOBS_MODEST, jobs) == JOBS_MODEST, 98);
+        _exit(0);
+}
+
+/* Three users open jobs of a dataset that is open to all, as many as each can,
+ * and keep binding. Others, and root, get theirs. */
+Test(hostile, jobs_without_end)
+{
+        static const uid_t modest[] = { 0, 1001, 1002, 0 };
+        pid_t greedy[GREEDY];
+        int ready[2], stop[2];
+        char byte;
+
+        cr_assert_eq(pipe(ready), 0);
+        cr_assert_eq(pipe(stop), 0);
+        for (uid_t i = 0; i < GREEDY; i++) {
+                greedy[i] = flow_fork(HOSTILE_UID + i, 0);
+                if (!greedy[i]) {
+                        close(stop[1]);
+                        be_greedy(ready[1], stop[0]);
+                }
+        }
+        close(ready[1]);
+        for (int i = 0; i < GREEDY; i++)
+                cr_assert_eq(read(ready[0], &byte, 1), 1, "it gave up");
+        for (size_t i = 0; i < SHEAF_ARRAY_LEN(modest); i++) {
+                pid_t pid = flow_fork(modest[i], 0);
+
+                if (!pid)
+                        be_modest("~root/data");
+                cr_assert_eq(flow_join(pid, 60), 0);
+        }
+        cr_assert_geq(
+                flow_stat("jobs.refused"), GREEDY * (JOBS_TRIED - JOBS_EACH));
+        cr_assert_geq(flow_stat("jobs.live"), GREEDY * JOBS_EACH);
+        close(stop[1]);
+        for (int i = 0; i < GREEDY; i++)
+                cr_assert_eq(flow_join(greedy[i], 30), 0);
+        cr_assert(flow_until(20, flow_stat("jobs.live") == 0));
+        close(ready[0]);
+        close(stop[0]);
+        hostile_end();
+}
