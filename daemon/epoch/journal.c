@@ -3,8 +3,9 @@
  *
  *  1 records do not depend on one another's order, but for the head
  *  2 nothing is taken from a file whose head does not fit the job
- *  3 a file whose records are damaged before its end is refused: what it
- *    lacks may have been answered */
+ *  3 a file with a damaged record before a good one is refused: what it lacks
+ *    may have been answered. Damaged ones up to the end are an end that was
+ *    torn, or that a loss of power left empty: what stands before is used */
 #include "daemon/epoch/journal.h"
 
 #include <dirent.h>
@@ -13,6 +14,8 @@
 #include <sys/stat.h>
 
 #define LAYOUT 1
+/* Records of a torn end, at most: 64 KiB. */
+#define TORN_MAX 4096
 
 enum kind {
         JOB = 1,  /* layout, samples */
@@ -33,6 +36,13 @@ static struct sheaf_journal_record record(
         h = (h ^ (h >> 29)) * UINT64_C(0xbf58476d1ce4e5b9);
         return (struct sheaf_journal_record){ (uint32_t)kind, a, b,
                 (uint32_t)(h >> 32) };
+}
+
+/* Zeros are none, though their check fits. */
+static bool is_good(const struct sheaf_journal_record *r)
+{
+        return r->kind &&
+               r->check == record((enum kind)r->kind, r->a, r->b).check;
 }
 
 static struct sheaf_journal_record record64(enum kind kind, uint64_t value)
@@ -122,11 +132,23 @@ static int write_all(int fd, const void *bytes, size_t len)
         return 0;
 }
 
+/* After a write that failed: what comes next begins where a record does. Where
+ * that fails too, the next reader finds damage, and says so. */
+static void cut_torn(int fd)
+{
+        const off_t size = sizeof(struct sheaf_journal_record);
+        struct stat st;
+
+        if (fstat(fd, &st) == 0 && st.st_size % size)
+                (void)!ftruncate(fd, st.st_size - st.st_size % size);
+}
+
 int sheaf_journal_append(const char *dir, uint64_t epoch, bool begins,
         const struct sheaf_journal_record *records, size_t count)
 {
         sheaf_autofd int at = -1, fd = -1;
         char name[24];
+        int rc;
 
         if (begins && mkdir(dir, 0700) && errno != EEXIST)
                 return -errno;
@@ -140,7 +162,10 @@ int sheaf_journal_append(const char *dir, uint64_t epoch, bool begins,
                 0600);
         if (fd < 0)
                 return -errno;
-        return write_all(fd, records, count * sizeof(*records));
+        rc = write_all(fd, records, count * sizeof(*records));
+        if (rc < 0)
+                cut_torn(fd);
+        return rc;
 }
 
 /* ---- reading ---- */
@@ -184,24 +209,45 @@ static int take_head(struct reading *r, const struct sheaf_journal_record *head)
         return 0;
 }
 
-/* @ret_count: less a torn one afterwards. 1: taken; 0: it has nothing. */
-static int take_records(struct reading *r,
-        const struct sheaf_journal_record *records, size_t *ret_count)
+static bool all_zero(const struct sheaf_journal_record *records, size_t count)
 {
-        size_t n = 0, count = *ret_count;
-        int rc;
+        const unsigned char *bytes = (const unsigned char *)records;
 
-        for (size_t i = 0; i < count; i++) {
-                struct sheaf_journal_record good = record(
-                        (enum kind)records[i].kind, records[i].a, records[i].b);
+        for (size_t i = 0; i < count * sizeof(*records); i++)
+                if (bytes[i])
+                        return false;
+        return true;
+}
 
-                if (memcmp(&good, &records[i], sizeof(good)) == 0)
-                        continue;
-                if (i + 1 < count)
+/* Less a torn end. -EBADMSG: not torn but damaged. */
+static int cut_end(const struct sheaf_journal_record *records, size_t *io_count)
+{
+        size_t count = *io_count, whole = 0;
+
+        while (whole < count && is_good(&records[whole]))
+                whole++;
+        for (size_t i = whole; i < count; i++)
+                if (is_good(&records[i]))
                         return -EBADMSG;
-                count--; /* torn */
-        }
-        *ret_count = count;
+        /* Without a head, anything but an end that was never written, behind
+         * a torn record, may be what was left of answers. */
+        if (whole < SHEAF_JOURNAL_HEAD && count > whole &&
+                !all_zero(records + whole + 1, count - whole - 1))
+                return -EBADMSG;
+        *io_count = whole;
+        return 0;
+}
+
+/* @io_count: less a torn end afterwards. 1: taken; 0: it has nothing. */
+static int take_records(struct reading *r,
+        const struct sheaf_journal_record *records, size_t *io_count)
+{
+        size_t n = 0, count;
+        int rc = cut_end(records, io_count);
+
+        if (rc < 0)
+                return rc;
+        count = *io_count;
         if (count < SHEAF_JOURNAL_HEAD)
                 return 0; /* nothing was answered */
         rc = take_head(r, records);
@@ -243,7 +289,7 @@ static int read_epoch(int dir, uint64_t epoch, struct sheaf_journal *journal,
                 return -errno;
         /* A slot is written once, a mark a step: more is damage. */
         len = (size_t)st.st_size;
-        if (len / sizeof(*records) > 2 * (uint64_t)job->samples + 64)
+        if (len / sizeof(*records) > 2 * (uint64_t)job->samples + TORN_MAX)
                 return -EBADMSG;
         records = malloc(len + 1);
         r.replaced = calloc(len / sizeof(*records) + 1, sizeof(*r.replaced));
@@ -366,6 +412,8 @@ int sheaf_journal_sum(
                 if (n < 0)
                         return -errno;
                 for (size_t i = 0; i < (size_t)n / sizeof(records[0]); i++) {
+                        if (!is_good(&records[i]))
+                                continue;
                         if (records[i].kind == MARK)
                                 sum.high = SHEAF_MAX(sum.high, records[i].a);
                         sum.replaced += records[i].kind == REPLACED;

@@ -50,10 +50,10 @@ struct sheaf_journal {
         uint32_t (*replaced[SHEAF_JOURNAL_EPOCHS])[2];
 };
 
-/* Reads the newest epochs. An unfinished record at the end is left out: its
- * slot was never answered. No directory: none. What is damaged is passed over
- * here. -EINVAL: of another job, @ret_field (static) names what differs;
- * -errno. */
+/* Reads the newest epochs. An end without a good record (a torn one, zeros
+ * after a loss of power) is left out, and cut from the file. No directory:
+ * none. What is damaged before its end is passed over here. -EINVAL: of another
+ * job, @ret_field (static) names what differs; -errno. */
 SHEAF_MUST_CHECK int sheaf_journal_read(const char *dir,
         const struct sheaf_journal_job *job, struct sheaf_journal *ret_journal,
         const char **ret_field);

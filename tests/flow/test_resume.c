@@ -91,8 +91,9 @@ static void reconnect(void)
         take_up();
 }
 
-/* The daemon is killed and its journals are gone, or cut to @keep bytes. */
-static void lose_journals(long keep)
+/* The daemon is killed and its journals are gone, or cut to @keep bytes, with
+ * @zeros behind them: a last block that was never written. */
+static void lose_journals(long keep, long zeros)
 {
         flow_close(session, dataset);
         flow_kill();
@@ -100,8 +101,9 @@ static void lose_journals(long keep)
                 flow_ok("rm -rf %s/jobs", flow.cache);
         else
                 flow_ok("find %s/jobs -type f -size +%ldc "
-                        "-exec truncate -s %ld {} +",
-                        flow.cache, keep, keep);
+                        "-exec truncate -s %ld {} + "
+                        "-exec truncate -s +%ld {} +",
+                        flow.cache, keep, keep, zeros);
         flow_start();
         take_up();
 }
@@ -432,7 +434,7 @@ Test(resume, by_the_journal_nothing_changes)
 static void without_journal(const uint8_t *subset, const uint32_t yielded[3])
 {
         save_all(subset, yielded);
-        lose_journals(-1);
+        lose_journals(-1, 0);
         for (size_t o = 0; o < SHEAF_ARRAY_LEN(orders); o++) {
                 const struct checkpoint *c = &points[o];
                 struct sheaf_job *job = job_of(o, subset);
@@ -478,7 +480,7 @@ Test(resume, a_resumed_run_is_resumed)
 
         save_all(NULL, (const uint32_t[]){ 200, 200, 200 });
         for (int round = 0; round < 3; round++) {
-                lose_journals(-1);
+                lose_journals(-1, 0);
                 job = job_of(0, NULL);
                 cr_assert_eq(sheaf_job_restore(job, &c->state, c->bitmap), 0,
                         "%s", sheaf_last_error());
@@ -500,7 +502,7 @@ Test(resume, a_resumed_run_is_resumed)
         sheaf_job_close(job);
 }
 
-/* Power was lost: journals end anywhere. */
+/* Power was lost: journals end anywhere, some of them with zeros. */
 Test(resume, by_the_bitmap_when_the_journal_is_cut)
 {
         static const long keeps[] = { 0, 50, 80, 96, 112, 400, 2000 };
@@ -510,7 +512,7 @@ Test(resume, by_the_bitmap_when_the_journal_is_cut)
                 size_t i = SHEAF_ARRAY_LEN(keeps) - 1 - k;
                 struct sheaf_job *job;
 
-                lose_journals(keeps[i]);
+                lose_journals(keeps[i], i % 3 ? 4091 : 0);
                 job = job_of(i % 2, NULL);
                 cr_assert_eq(sheaf_job_restore(job, &points[i % 2].state,
                                      points[i % 2].bitmap),
@@ -556,7 +558,7 @@ Test(resume, neither_is_an_error)
         uint64_t ordinals[64];
 
         save_all(NULL, (const uint32_t[]){ 500, 777, 300 });
-        lose_journals(-1);
+        lose_journals(-1, 0);
         for (size_t o = 0; o < 2; o++) {
                 job = job_of(o, NULL);
                 cr_assert_eq(sheaf_job_restore(job, &points[o].state, NULL),
@@ -609,7 +611,7 @@ Test(resume, at_the_ends_of_an_epoch)
         cr_assert_eq(sheaf_job_restore(job, &c->state, c->bitmap), 0);
         stop_at(job, FILES, FILES, c);
         sheaf_job_close(job);
-        lose_journals(-1);
+        lose_journals(-1, 0);
         job = job_of(0, NULL);
         cr_assert_eq(sheaf_job_restore(job, &c->state, c->bitmap), 0, "%s",
                 sheaf_last_error());

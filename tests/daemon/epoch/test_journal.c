@@ -5,7 +5,9 @@
 
 #include <criterion/criterion.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdio.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 
 static char dir[64];
@@ -138,6 +140,138 @@ Test(journal, a_torn_end_is_left_out)
                         77);
                 sheaf_journal_clear(&journal);
         }
+}
+
+/* Puts @len bytes over what stands at @at, or behind it. */
+static void put(uint64_t epoch, off_t at, const void *bytes, size_t len)
+{
+        char path[128];
+        int fd;
+
+        path_of(epoch, path);
+        fd = open(path, O_RDWR | O_CLOEXEC);
+        cr_assert_geq(fd, 0);
+        cr_assert_eq(pwrite(fd, bytes, len, at), (ssize_t)len);
+        close(fd);
+}
+
+static void sum_of(uint64_t epoch, struct sheaf_journal_sum *ret_sum)
+{
+        int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+
+        cr_assert_geq(fd, 0);
+        cr_assert_eq(sheaf_journal_sum(fd, epoch, ret_sum), 0);
+        close(fd);
+}
+
+/* A loss of power leaves the file's length without what was written last:
+ * zeros, or another file's bytes, from any record on and up to a length that
+ * ends within one. */
+Test(journal, an_empty_end_is_left_out)
+{
+        static uint8_t end[8192];
+        const size_t size = sizeof(struct sheaf_journal_record);
+        struct sheaf_journal_record more = sheaf_journal_replaced(77, 78);
+        const size_t all = SHEAF_JOURNAL_HEAD + 1 + 20;
+
+        for (size_t i = 0; i < 3 * (all + 1); i++) {
+                size_t whole = i / 3, within = i % 3 == 2 ? 7 : 0;
+                struct sheaf_journal journal;
+                struct sheaf_journal_sum sum;
+                const char *field;
+                bool zeros = i % 3 != 1;
+                size_t marks = whole > SHEAF_JOURNAL_HEAD;
+
+                memset(end, zeros ? 0 : 0x66, sizeof(end));
+                cr_assert_eq(write_epoch(3, 20), 0);
+                put(3, (off_t)(whole * size + within), end, sizeof(end) - 5);
+                sum_of(3, &sum);
+                cr_assert_eq(sum.high, marks ? 4096 : 0);
+                cr_assert_eq(sum.replaced,
+                        marks ? whole - SHEAF_JOURNAL_HEAD - 1 : 0);
+                if (!zeros && whole < SHEAF_JOURNAL_HEAD) {
+                        cr_assert_eq(sheaf_journal_load(
+                                             dir, 3, &job, &journal, &field),
+                                -EBADMSG, "%zu", whole);
+                        continue;
+                }
+                cr_assert_eq(
+                        sheaf_journal_load(dir, 3, &job, &journal, &field), 0);
+                cr_assert_eq(journal.count, whole >= SHEAF_JOURNAL_HEAD);
+                if (!journal.count)
+                        continue;
+                cr_assert_eq(journal.states[0].seed, 1003);
+                cr_assert_eq(journal.states[0].replaced_count, sum.replaced);
+                sheaf_journal_clear(&journal);
+                cr_assert_eq(sheaf_journal_append(dir, 3, false, &more, 1), 0);
+                cr_assert_eq(read_all(&journal), 0);
+                cr_assert_eq(
+                        journal.states[0].replaced_count, sum.replaced + 1);
+                sheaf_journal_clear(&journal);
+        }
+}
+
+/* The shortest jobs have the most of it in their last block. */
+Test(journal, an_empty_end_of_a_small_job)
+{
+        const struct sheaf_journal_job small = { .samples = 1,
+                .order = SHEAF_ORDER_SHARED };
+        struct sheaf_run_state state = { .seed = 4, .stream = 5 };
+        struct sheaf_journal_record head[SHEAF_JOURNAL_HEAD];
+        static const uint8_t end[32768];
+        struct sheaf_journal journal;
+        const char *field;
+
+        sheaf_journal_head(&small, &state, head);
+        cr_assert_eq(
+                sheaf_journal_append(dir, 1, true, head, SHEAF_JOURNAL_HEAD),
+                0);
+        put(1, sizeof(head), end, sizeof(end));
+        cr_assert_eq(sheaf_journal_load(dir, 1, &small, &journal, &field), 0);
+        cr_assert_eq(journal.count, 1);
+        cr_assert_eq(journal.states[0].stream, 5);
+        sheaf_journal_clear(&journal);
+}
+
+/* Zeros with good records behind them: what they were may have been answered.
+ */
+Test(journal, a_hole_is_refused)
+{
+        static const uint8_t zeros[32];
+        const off_t size = sizeof(struct sheaf_journal_record);
+
+        for (off_t at = 0; at < SHEAF_JOURNAL_HEAD + 20 - 2; at++) {
+                struct sheaf_journal journal;
+                const char *field;
+
+                cr_assert_eq(write_epoch(3, 20), 0);
+                put(3, at * size, zeros, sizeof(zeros));
+                cr_assert_eq(sheaf_journal_load(dir, 3, &job, &journal, &field),
+                        -EBADMSG, "record %d", (int)at);
+        }
+}
+
+/* A disk that is full in the midst of a record. */
+Test(journal, a_failed_append_leaves_no_half_record)
+{
+        struct sheaf_journal_record more = sheaf_journal_replaced(77, 78);
+        const size_t size = sizeof(more);
+        struct rlimit old, limit;
+        struct sheaf_journal journal;
+
+        signal(SIGXFSZ, SIG_IGN);
+        cr_assert_eq(write_epoch(3, 20), 0);
+        cr_assert_eq(getrlimit(RLIMIT_FSIZE, &old), 0);
+        limit = old;
+        limit.rlim_cur = (SHEAF_JOURNAL_HEAD + 1 + 20) * size + 7;
+        cr_assert_eq(setrlimit(RLIMIT_FSIZE, &limit), 0);
+        cr_assert_eq(sheaf_journal_append(dir, 3, false, &more, 1), -EFBIG);
+        cr_assert_eq(setrlimit(RLIMIT_FSIZE, &old), 0);
+        cr_assert_eq(sheaf_journal_append(dir, 3, false, &more, 1), 0);
+        cr_assert_eq(read_all(&journal), 0);
+        cr_assert_eq(journal.count, 1);
+        cr_assert_eq(journal.states[0].replaced_count, 21);
+        sheaf_journal_clear(&journal);
 }
 
 Test(journal, a_flipped_byte_is_refused)
