@@ -167,12 +167,14 @@ static struct sheaf_counter *counter_of(
         return NULL;
 }
 
-void sheaf_store_reserve(struct sheaf_store *store, const char *name)
+static int numbers_now(struct sheaf_store *store, struct sheaf_counter *c)
 {
-        struct sheaf_counter *counter = counter_of(store, name);
+        int rc = sheaf_catalog_next(
+                store->catalog, c->name, NUMBERS, &c->next[0]);
 
-        if (counter && !counter->taking && counter->next[1] == counter->end[1])
-                numbers_take(store, counter);
+        if (!rc)
+                c->end[0] = c->next[0] + NUMBERS;
+        return rc;
 }
 
 int sheaf_store_next(
@@ -188,21 +190,28 @@ int sheaf_store_next(
                 c->next[1] = c->end[1];
         }
         if (c->next[0] == c->end[0]) {
-                /* The first ones, or a disk that lags far behind. */
-                int rc = sheaf_catalog_next(
-                        store->catalog, name, NUMBERS, &c->next[0]);
+                /* A disk that lags far behind. */
+                int rc = numbers_now(store, c);
 
                 if (rc)
                         return rc;
-                c->end[0] = c->next[0] + NUMBERS;
         }
         *ret_value = c->next[0]++;
-        if (c->end[0] - c->next[0] < NUMBERS_FEW)
-                sheaf_store_reserve(store, name);
+        if (c->end[0] - c->next[0] < NUMBERS_FEW && !c->taking &&
+                c->next[1] == c->end[1])
+                numbers_take(store, c);
         return 0;
 }
 
 /* ---- at the start ---- */
+
+void sheaf_store_reserve(struct sheaf_store *store, const char *name)
+{
+        struct sheaf_counter *c = counter_of(store, name);
+
+        if (c && c->next[0] == c->end[0])
+                (void)numbers_now(store, c); /* who asks for one tries again */
+}
 
 int sheaf_store_put(struct sheaf_store *store, const char *key,
         const void *value, size_t len_bytes)

@@ -97,7 +97,7 @@ int sheaf_store_each(struct sheaf_store *store, const char *prefix,
 SHEAF_MUST_CHECK int sheaf_store_next(
         struct sheaf_store *store, const char *counter, uint64_t *ret_value);
 
-/* Takes some numbers of a counter in advance, behind. */
+/* At the start: takes some numbers of a counter in advance. Waits. */
 void sheaf_store_reserve(struct sheaf_store *store, const char *counter);
 /* What "jobs" holds on disk, as its owner counts it: part of the limit. */
 void sheaf_store_set_journals(struct sheaf_store *store, uint64_t bytes);
