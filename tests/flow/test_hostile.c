@@ -3,6 +3,7 @@
  * or disconnected, while others go on reading right bytes and the daemon
  * neither grows nor keeps anything. */
 #include "tests/flow/hostile.h"
+#include "tests/flow/kinds.h"
 
 #include "proto/layout_shm.h"
 #include "proto/wire.h"
@@ -51,30 +52,69 @@ Test(hostile, garbage)
         hostile_end();
 }
 
+/* Hello, and behind it a message of kind @field up to @cut; false: it is not
+ * that long. */
+static bool send_cut(const ProtobufCFieldDescriptor *field, size_t cut)
+{
+        Sheaf__Hello body = SHEAF__HELLO__INIT;
+        struct peer p = dial(flow.socket);
+        uint8_t data[2048] = { 0x08, 1 };
+        size_t len = 2 + kinds_put(data + 2, field);
+        Sheaf__Envelope env = envelope(&p, SHEAF__ENVELOPE__BODY_HELLO, &body);
+        Sheaf__Envelope *whole = sheaf__envelope__unpack(NULL, len, data);
+
+        cr_assert_not_null(whole, "%s", field->name);
+        cr_assert_eq(whole->body_case, field->id);
+        cr_assert_eq(whole->base.n_unknown_fields, 0);
+        sheaf__envelope__free_unpacked(whole, NULL);
+        body.layout_max = SHEAF_SHM_LAYOUT;
+        body.kind = body.name = (char *)"lib";
+        if (cut < len) {
+                cr_assert_eq(sheaf_wire_send(p.sock, &env, NULL, 0), 0);
+                (void)!sheaf_wire_send_record(p.sock, data, cut, NULL, 0);
+        }
+        close(p.sock);
+        return cut < len;
+}
+
+/* One of each kind, cut at each byte: what is in the midst of its body does
+ * not decode. */
 Test(hostile, truncated_messages)
 {
-        uint64_t items[200];
-        Sheaf__Fetch body;
-        struct peer p = greet();
-        Sheaf__Envelope env = fetch_of(&p, &body, 0, items, 200);
-        uint8_t data[4096];
-        size_t len;
+        const ProtobufCMessageDescriptor *all = &sheaf__envelope__descriptor;
+        double bad = flow_stat("clients.bad_messages");
+        size_t cuts = 0, kinds = 0;
 
-        for (size_t i = 0; i < 200; i++)
-                items[i] = i << 24 | i;
-        len = sheaf__envelope__pack(&env, data);
-        close(p.sock);
-        for (size_t cut = 1; cut < len; cut++) {
-                p = greet();
-                (void)!sheaf_wire_send_record(p.sock, data, cut, NULL, 0);
-                close(p.sock);
+        for (unsigned int i = 0; i < all->n_fields; i++) {
+                size_t cut = 3;
+
+                if (all->fields[i].type != PROTOBUF_C_TYPE_MESSAGE)
+                        continue;
+                kinds++;
+                for (size_t early = 1; early < 3; early++)
+                        (void)send_cut(&all->fields[i], early);
+                while (send_cut(&all->fields[i], cut))
+                        cut++;
+                cuts += cut - 3;
         }
+        printf("FIGURE: %zu kinds of messages, cut at %zu bytes\n", kinds,
+                cuts);
+        cr_assert_geq(kinds, 50);
+        cr_assert(flow_until(30, flow_stat("clients.bad_messages") - bad >=
+                                         (double)cuts),
+                "%.0f of %zu were refused",
+                flow_stat("clients.bad_messages") - bad, cuts);
         hostile_end();
 }
 
 Test(hostile, every_request_empty_and_before_hello)
 {
-        for (int body = 1; body < 70; body++) {
+        const ProtobufCMessageDescriptor *all = &sheaf__envelope__descriptor;
+        /* one beyond the last too, which this build does not know */
+        int last = (int)all->fields[all->n_fields - 1].id + 1;
+
+        cr_assert_geq(last, SHEAF__ENVELOPE__BODY_REMOVE_JOB + 1);
+        for (int body = 1; body <= last; body++) {
                 uint8_t record[] = { 0x08, 1, (uint8_t)(body << 3 | 2),
                         (uint8_t)(body >> 4 | 0), 0 };
                 size_t len = 5;
@@ -553,7 +593,9 @@ Test(hostile, a_grant_reads_and_nothing_else)
                 SHEAF__ENVELOPE__BODY_SEAL, SHEAF__ENVELOPE__BODY_VERIFY,
                 SHEAF__ENVELOPE__BODY_WARMUP, SHEAF__ENVELOPE__BODY_EVICT,
                 SHEAF__ENVELOPE__BODY_SHARE,
-                SHEAF__ENVELOPE__BODY_UPDATE_DATASET
+                SHEAF__ENVELOPE__BODY_UPDATE_DATASET,
+                SHEAF__ENVELOPE__BODY_LIST_JOBS,
+                SHEAF__ENVELOPE__BODY_REMOVE_JOB
         };
         struct peer p;
 
