@@ -130,7 +130,8 @@ struct sheaf_kept_query {
         LIST_ENTRY(sheaf_kept_query) link;
         int rc;
 };
-#define SHEAF_KEPT_MAX 16384
+#define SHEAF_KEPT_MAX       16384
+#define SHEAF_KEPT_PER_OWNER 4096 /* jobs of one user that have journals */
 
 void sheaf_kept_begin(struct sheaf_kept_query *query);
 void sheaf_kept_clear(struct sheaf_kept_query *query);

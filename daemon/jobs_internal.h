@@ -4,7 +4,8 @@
  *   jobs.c           cohorts, jobs: who takes part in what
  *   jobs_bind.c      requests of a job, one after the other
  *   jobs_journal.c   work on the pool: reading, writing, restoring
- *   jobs_kept.c      journals on disk: bounded, gone with their versions
+ *   jobs_kept.c      journals on disk: looked after, gone with their versions
+ *   jobs_bound.c     what goes when they are too many
  *   jobs_list.c      and listed, or removed by their owner
  *   jobs_ahead.c     what is here or coming */
 #ifndef SHEAF_DAEMON_JOBS_INTERNAL_H
@@ -142,7 +143,8 @@ struct sheaf_jobs {
         int open_handles;
         bool keeping; /* on the pool */
         bool stopped;
-        uint64_t written_bytes; /* to journals, since the last look at them */
+        /* Since the last look at the journals. */
+        uint64_t written_bytes, written_epochs;
         LIST_HEAD(, sheaf_kept_query) removals; /* under way */
 };
 
@@ -176,12 +178,12 @@ void sheaf_live_job_work(struct sheaf_live_job *job, enum sheaf_job_work task);
 
 /* Makes "jobs" in the cache directory and looks after it from now on: journals
  * go with their versions; all of them together stay within a 32nd of the disk
- * limit, or 4 GiB, the oldest epochs going first. */
+ * limit, or 4 GiB: who has most gives first, the oldest epochs. */
 void sheaf_jobs_keep(struct sheaf_jobs *jobs);
 /* A version is gone: so are its journals. */
 void sheaf_jobs_version_gone(void *arg, const uint8_t uuid[16]);
-/* Journals grew by @bytes. */
-void sheaf_jobs_wrote(struct sheaf_jobs *jobs, uint64_t bytes);
+/* Journals grew by @bytes; @begins: by an epoch. */
+void sheaf_jobs_wrote(struct sheaf_jobs *jobs, uint64_t bytes, bool begins);
 /* Any thread: a directory, or NULL; its next entry that is not hidden, or
  * NULL; removes a directory of two levels. */
 DIR *sheaf_kept_list(int at, const char *name);
@@ -189,8 +191,28 @@ const char *sheaf_kept_next(DIR *list);
 void sheaf_kept_remove(int at, const char *name);
 /* Free it with sheaf_record__job__free_unpacked; NULL: none. Any thread. */
 SheafRecord__Job *sheaf_kept_read_about(int dir);
-/* What the job is, for lists. Any thread. */
+/* What the job is, for lists and bounds. Any thread. */
+#define SHEAF_KEPT_ABOUT     "about"
+#define SHEAF_KEPT_ABOUT_NEW "about.new"
 void sheaf_kept_write_about(const struct sheaf_live_job *job);
+
+/* ---- jobs_bound.c ---- */
+
+struct sheaf_kept_bound {
+        char root[PATH_MAX];  /* CACHE/jobs */
+        char (*versions)[33]; /* owned; that exist */
+        size_t version_count;
+        struct sheaf_kept_place {
+                char version[33], id[33];
+        } * jobs; /* owned; live ones */
+        size_t job_count;
+        int64_t before_ns;  /* what was made after it is left alone */
+        uint64_t bytes_max; /* of all */
+        uint64_t bytes;     /* out: what there is now */
+};
+
+/* Removes what has to go. Any thread, one at a time. */
+void sheaf_kept_bound_work(struct sheaf_kept_bound *bound);
 
 /* ---- jobs_list.c ---- */
 

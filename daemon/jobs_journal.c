@@ -277,9 +277,10 @@ static void has_written(struct sheaf_live_job *job)
 
         free(sheaf_steal(&job->records));
         if (job->rc == 0)
-                sheaf_jobs_wrote(
-                        job->jobs, job->record_count * sizeof(*job->records) +
-                                           (job->begins ? NEW_FILE_BYTES : 0));
+                sheaf_jobs_wrote(job->jobs,
+                        job->record_count * sizeof(*job->records) +
+                                (job->begins ? NEW_FILE_BYTES : 0),
+                        job->begins);
         if (job->rc < 0) {
                 job->jobs->stats.journal_errors++;
                 if (job->lossy_to == job->lossy_from)

@@ -4,8 +4,12 @@
 #include "tests/flow/harness.h"
 
 #include <criterion/criterion.h>
+#include <fcntl.h>
 #include <jansson.h>
 #include <stdio.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
 
 #define FILES 200
 #define LEN   100
@@ -287,4 +291,156 @@ Test(jobkeep, journals_go_with_their_version)
         flow_ok("sheaf rm data --force");
         cr_assert(flow_until(30,
                 flow_run("test $(ls %s/jobs | wc -l) = 0", flow.cache) == 0));
+}
+
+/* ---- who fills the disk with journals ---- */
+
+#define FLOOD_JOBS 600
+#define AT_ONCE    60 /* jobs in one session */
+#define KEPT_MOST  (2.0 * 1024 * 1024)
+
+/* Jobs without end, under ever new names; exits 0. */
+static void flood(const char *go)
+{
+        static const uint8_t subset[FILES / 8] = { 0x0f };
+        struct sheaf_job_options options = { .subset = subset };
+        struct sheaf_session *s;
+        struct sheaf_dataset *d;
+        int made = 0;
+
+        if (!flow_until(60, access(go, F_OK) == 0))
+                _exit(1);
+        while (made < FLOOD_JOBS) {
+                struct sheaf_job *jobs[AT_ONCE];
+
+                if (flow_open("~root/data", &s, &d))
+                        _exit(2);
+                for (int i = 0; i < AT_ONCE; i++) {
+                        char name[16];
+                        uint64_t ordinal;
+                        uint32_t slot = 0;
+                        int rc = -EBUSY;
+
+                        snprintf(name, sizeof(name), "flood%d", made++);
+                        options.name = name;
+                        /* the session before may not have ended yet */
+                        if (!flow_until(20, (rc = sheaf_job_open(d, &options,
+                                                     &jobs[i])) != -EBUSY) ||
+                                rc ||
+                                sheaf_job_bind(
+                                        jobs[i], 0, &slot, 1, 0, &ordinal))
+                                _exit(3);
+                }
+                for (int i = 0; i < AT_ONCE; i++)
+                        sheaf_job_close(jobs[i]);
+                flow_close(s, d);
+        }
+        _exit(0);
+}
+
+static long count_dirs(void)
+{
+        flow_ok("find %s/jobs -mindepth 2 -type d | wc -l", flow.cache);
+        return atol(flow.last.out);
+}
+
+/* One user's journals push out nobody else's: another one's epochs, older than
+ * all of the flood, are there when the daemon was killed. */
+Test(jobkeep, a_flood_of_jobs_pays_itself)
+{
+        uint64_t had[6][FILES], again[FILES];
+        bool seen[FILES] = { false };
+        struct sheaf_job *job, *pulse;
+        uint64_t beat = 0;
+        pid_t child;
+
+        flow_close(session, dataset);
+        session = NULL;
+        dataset = NULL;
+        child = flow_fork(USER, 0);
+        if (!child)
+                flood(flow_path("go"));
+        cr_assert_eq(flow_open("data", &session, &dataset), 0);
+        job = open_job("run", SHEAF_JOB_SHARED, NULL);
+        for (uint64_t epoch = 0; epoch < 6; epoch++)
+                bind(job, epoch, epoch == 5 ? FILES / 2 : FILES, had[epoch]);
+        flow_ok("touch %s", flow_path("go"));
+        cr_assert_eq(flow_join(child, 90), 0);
+        /* Writing has the journals looked at. */
+        pulse = open_job("pulse", SHEAF_JOB_STRICT, NULL);
+        cr_assert(flow_until(30, ({
+                bind(pulse, beat++, 1, again);
+                (double)flow_du(flow_path("cache/jobs")) <= KEPT_MOST * 1.05;
+        })));
+        cr_assert_leq(count_dirs(), (long)(KEPT_MOST / 8192));
+        flow_kill();
+        flow_start();
+        for (uint64_t epoch = 0; epoch < 6; epoch++) {
+                uint32_t count = epoch == 5 ? FILES / 2 : FILES;
+
+                bind(job, epoch, count, again);
+                cr_assert_eq(memcmp(had[epoch], again, count * sizeof(*again)),
+                        0, "epoch %llu", (unsigned long long)epoch);
+        }
+        bind(job, 5, FILES, again);
+        for (uint32_t i = 0; i < FILES; i++) {
+                cr_assert(!seen[again[i]], "%u comes twice", i);
+                seen[again[i]] = true;
+        }
+        cr_assert_eq(flow_stat("jobs.journal_errors"), 0);
+        sheaf_job_close(pulse);
+        sheaf_job_close(job);
+}
+
+#define DIRS_MOST 4096
+#define DIRS_MADE 5000
+
+/* Directories like that of the only job there is, but two days old. */
+static void make_old_jobs(const char *like)
+{
+        const struct timespec old[2] = { { time(NULL) - 2 * 86400, 0 },
+                { time(NULL) - 2 * 86400, 0 } };
+        char about[512], dir[512], file[520];
+
+        snprintf(about, sizeof(about), "%s/about", like);
+        for (int i = 0; i < DIRS_MADE; i++) {
+                int fd;
+
+                snprintf(dir, sizeof(dir), "%.*s%06d", (int)strlen(like) - 6,
+                        like, i);
+                cr_assert_eq(mkdir(dir, 0700), 0);
+                snprintf(file, sizeof(file), "%s/about", dir);
+                cr_assert_eq(link(about, file), 0);
+                snprintf(file, sizeof(file), "%s/0", dir);
+                fd = open(file, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+                cr_assert(fd >= 0);
+                cr_assert_eq(futimens(fd, old), 0);
+                close(fd);
+                cr_assert_eq(utimensat(AT_FDCWD, dir, old, 0), 0);
+        }
+}
+
+/* Of more jobs than a user may have on disk those go that were not used for
+ * longest. */
+Test(jobkeep, jobs_on_disk_are_bounded)
+{
+        struct sheaf_job *job = open_job("first", SHEAF_JOB_STRICT, NULL);
+        uint64_t ordinals[FILES];
+        char first[256];
+
+        bind(job, 0, FILES, ordinals);
+        sheaf_job_close(job);
+        flow_close(session, dataset);
+        session = NULL;
+        dataset = NULL;
+        flow_stop();
+        flow_ok("ls -d %s/jobs/*/* | tr -d '\n'", flow.cache);
+        snprintf(first, sizeof(first), "%.200s", flow.last.out);
+        make_old_jobs(first);
+        flow.disk = "8GiB";
+        flow_start();
+        cr_assert(
+                flow_until(30, count_dirs() <= DIRS_MOST), "%ld", count_dirs());
+        cr_assert_geq(count_dirs(), DIRS_MOST);
+        flow_ok("test -s %s/0", first);
 }
