@@ -142,6 +142,9 @@ bool sheaf_kept_live(
 struct sheaf_jobs_stats {
         uint64_t jobs;          /* now */
         uint64_t journal_bytes; /* now, on disk */
+        /* Of the last write of a journal: 0, or -errno and when it failed. */
+        int journal_rc;
+        int64_t journal_failed_ns;
         /* monotonic */
         uint64_t bound, replaced, journal_errors;
         uint64_t refused;  /* jobs and subsets over a limit */

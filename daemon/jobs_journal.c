@@ -11,6 +11,8 @@
  * Threads: loop thread, but for work() and what it calls. */
 #include "daemon/jobs_internal.h"
 
+#include "daemon/clock.h"
+
 #include <stdio.h>
 #include <sys/stat.h>
 
@@ -276,6 +278,7 @@ static void has_written(struct sheaf_live_job *job)
         struct sheaf_bind *bind = sheaf_steal(&job->writing);
 
         free(sheaf_steal(&job->records));
+        job->jobs->stats.journal_rc = job->rc;
         if (job->rc == 0)
                 sheaf_jobs_wrote(job->jobs,
                         job->record_count * sizeof(*job->records) +
@@ -283,6 +286,7 @@ static void has_written(struct sheaf_live_job *job)
                         job->begins);
         if (job->rc < 0) {
                 job->jobs->stats.journal_errors++;
+                job->jobs->stats.journal_failed_ns = sheaf_now_ns();
                 if (job->lossy_to == job->lossy_from)
                         job->lossy_from = job->epoch;
                 job->lossy_from = SHEAF_MIN(job->lossy_from, job->epoch);

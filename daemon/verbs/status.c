@@ -15,6 +15,7 @@
 #include "daemon/clock.h"
 #include "daemon/grants.h"
 #include "daemon/health.h"
+#include "daemon/jobs.h"
 #include "daemon/names.h"
 
 #include <limits.h>
@@ -24,6 +25,7 @@
 #define CLIENTS_PER_MESSAGE    64
 #define FDS_ENOUGH             1024
 #define SILENT_NS              (2 * SHEAF_NS_PER_SEC)
+#define JOURNALS_NS            (600 * SHEAF_NS_PER_SEC)
 
 struct report {
         struct sheaf_conn *conn;
@@ -214,6 +216,23 @@ static void of_damage(struct report *r)
                 "verify NAME' finds all that is damaged");
 }
 
+/* Until a write succeeds; or nobody wrote for a while. */
+static void of_journals(struct report *r)
+{
+        struct sheaf_jobs_stats jobs;
+
+        sheaf_jobs_stats(r->conn->daemon->jobs, &jobs);
+        if (!jobs.journal_rc ||
+                sheaf_now_ns() - jobs.journal_failed_ns > JOURNALS_NS)
+                return;
+        condition(r, "journals-failing",
+                "jobs' journals cannot be written: runs go on, but after a "
+                "kill of sheafd their samples may repeat",
+                strerror(-jobs.journal_rc),
+                "free space or inodes on the disk of the cache, or see the "
+                "kernel log");
+}
+
 /* ---- datasets and grants ---- */
 
 static void of_origin(struct report *r, const struct sheaf_reg_dataset *ds)
@@ -292,6 +311,7 @@ static void fill_conditions(struct report *r)
         of_memory(r);
         of_limits(r);
         of_damage(r);
+        of_journals(r);
         for (ds = sheaf_registry_first(r->conn->daemon->registry); ds;
                 ds = TAILQ_NEXT(ds, link))
                 if (sheaf_registry_may_read(ds, &r->conn->who))
