@@ -136,7 +136,7 @@ struct sheaf_jobs {
         struct sheaf_daemon *daemon;
         LIST_HEAD(, sheaf_jobs_cohort) cohorts;
         struct sheaf_jobs_stats stats;
-        struct sheaf_log_once journal_once, repeats_once;
+        struct sheaf_log_once journal_once, repeats_once, begin_once;
         uint64_t numbers;  /* of jobs */
         uv_idle_t surveys; /* runs while there are some */
         uv_timer_t keep;   /* rings for jobs_kept.c */

@@ -251,8 +251,9 @@ static bool has_opened(struct sheaf_live_job *job)
                 adopt(job);
                 return true;
         }
-        sheaf_log_rc(rc, SHEAF_LOG_WARN, "job not begun", "dir=%s why=\"%s\"",
-                job->dir, job->why);
+        if (sheaf_log_once(&job->jobs->begin_once, 10 * SHEAF_NS_PER_SEC))
+                sheaf_log_rc(rc, SHEAF_LOG_WARN, "job not begun",
+                        "dir=%s why=\"%s\"", job->dir, job->why);
         sheaf_live_job_end(job, rc, job->why);
         return false;
 }

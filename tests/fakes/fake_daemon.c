@@ -640,7 +640,7 @@ struct fake_daemon *fake_start(
         if (!fake->options.grant_bytes)
                 fake->options.grant_bytes = 64 * SHEAF_MIB;
         if (!fake->options.deadline_ms)
-                fake->options.deadline_ms = 5000;
+                fake->options.deadline_ms = FAKE_DEADLINE_MS;
         fake->knobs.bad_entry = -1;
         fake->knobs.drop = -1;
         fake->knobs.layout = SHEAF_SHM_LAYOUT;

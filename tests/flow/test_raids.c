@@ -451,6 +451,8 @@ static void flood_subsets(void)
 Test(raids, subsets)
 {
         by_stranger(__func__, flood_subsets);
+        /* Of hundreds: at most one in ten seconds of a test's longest time. */
+        flow_ok("test $(grep -c 'job not begun' %s) -le 30", flow.log);
 }
 
 /* Bitmaps that are no bitmaps, of too few and of too many samples, for slots
