@@ -244,3 +244,11 @@ def test_a_child_that_ends_unpins_nothing(data: str) -> None:
     assert os.waitpid(pid, 0)[1] == 0
     assert ds.stats()["pinned_bytes"] == pinned
     assert bytes(tensor.tolist()) == bytes(sample)
+
+
+def test_a_postfix_shows_what_is_counted(data: str) -> None:
+    stats = sheaf.Dataset(data).stats()
+    stats.update(hits=3, misses=1, miss_wait_s=2.5, replaced=2)
+    assert stats.keys() == sheaf.Dataset(data).stats().keys()
+    want = {"hits": "75.0%", "wait": "2.5s", "replaced": "2"}
+    assert stats.postfix() == want

@@ -12,7 +12,7 @@ class Stats(dict[str, float]):
         hits, misses = self.get("hits", 0), self.get("misses", 0)
         text = {
             "hits": f"{100 * hits / max(1, hits + misses):.1f}%",
-            "wait": f"{self.get('wait_s', 0):.1f}s",
+            "wait": f"{self.get('miss_wait_s', 0):.1f}s",
         }
         if self.get("replaced"):
             text["replaced"] = str(int(self["replaced"]))
