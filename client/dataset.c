@@ -80,6 +80,7 @@ static void dataset_free(struct sheaf_dataset *dataset)
         if (dataset->listing_block)
                 munmap(dataset->listing_block, dataset->listing_bytes);
         free(dataset->failed_text);
+        free(dataset->origin);
         free(dataset->name);
         free(dataset);
 }
@@ -211,6 +212,10 @@ static void keep_info(
         if (!info)
                 return;
         dataset->owner_uid = info->owner_uid;
+        /* Readers have it without the lock: the first one stays. */
+        if (!dataset->origin && info->origin.len)
+                dataset->origin = strndup(
+                        (const char *)info->origin.data, info->origin.len);
         for (size_t i = 0; i < SHEAF_ARRAY_LEN(kinds); i++)
                 if (strncmp(info->domain, kinds[i], strlen(kinds[i])) == 0)
                         dataset->domain = (int)i;

@@ -67,4 +67,18 @@ SHEAF_MUST_CHECK int sheaf_dataset_cached(struct sheaf_dataset *dataset,
 SHEAF_MUST_CHECK int sheaf_dataset_digest(struct sheaf_dataset *dataset,
         uint32_t entry, struct sheaf_digest *ret_digest);
 
+/* ---- without sheafd (origin.c) ---- */
+
+/* The directory that was added, as sheafd told; NULL: it did not. Borrowed. */
+const char *sheaf_dataset_origin(const struct sheaf_dataset *dataset);
+/* The whole file from there into @buf, which has room for its size. It waits
+ * as long as the file system does. -ESTALE: the file is not the one that was
+ * listed any more; -ERANGE; or what opening or reading it gave. */
+SHEAF_MUST_CHECK int sheaf_dataset_read_origin(
+        struct sheaf_dataset *dataset, uint64_t ordinal, void *buf);
+/* Sample of slot @slot < @samples of a job of order strict, as sheafd binds
+ * it. @samples: 1 to 2^31. */
+uint32_t sheaf_strict_sample(
+        uint32_t samples, uint64_t seed, uint64_t epoch, uint32_t slot);
+
 #endif

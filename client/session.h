@@ -89,6 +89,7 @@ struct sheaf_dataset {
         uint32_t handle;
         int failed_rc;
         char *failed_text;
+        char *origin; /* directory; NULL: not told. Fixed once set */
         void *listing_block;
         size_t listing_bytes;
         int domain;

@@ -4,7 +4,7 @@
 #define SHEAF_DAEMON_EPOCH_ORDER_IMPL_H
 
 #include "daemon/epoch/order.h"
-#include "daemon/epoch/permutation.h"
+#include "proto/permutation.h"
 #include "daemon/epoch/queue.h"
 #include "daemon/epoch/replaced.h"
 

@@ -5,7 +5,7 @@
  * the epoch began. A reader that takes what is cached first fails them.
  *
  * The daemon's seeds are its own, so the bounds are five deviations wide. */
-#include "daemon/epoch/permutation.h"
+#include "proto/permutation.h"
 #include "tests/flow/peer.h"
 #include "tools/sim/measure.h"
 

@@ -161,3 +161,30 @@ def test_slots_asked_for_again_warn(data: str) -> None:
     )
     assert child.returncode == 1
     assert "RuntimeWarning" in child.stderr and "again" in child.stderr
+
+
+def test_look_ahead(data: str) -> None:
+    """A new session asks for a third of an epoch again: more than the usual
+    look-ahead, and no more than the one that was told."""
+    for ahead, warned in ((0, 1), (N, 0)):
+        name = f"ahead-{ahead}"
+        ids(sheaf.Dataset(data, job=name, ahead=ahead), 0)
+        again = subprocess.run(
+            [sys.executable, "-c", AGAIN.format(data, name, ahead, N // 3)],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert again.stderr.count("asked for again") == warned, again.stderr
+    for wrong in (-1, (1 << 20) + 1):
+        with pytest.raises(ValueError, match="ahead"):
+            sheaf.Dataset(data, ahead=wrong)
+
+
+AGAIN = """
+import sheaf
+ds = sheaf.Dataset({!r}, job={!r}, ahead={})
+base = sheaf.slots.base(0)
+for first in range(0, {}, 16):
+    ds.__getitems__([base + first + i for i in range(16)])
+"""

@@ -14,7 +14,7 @@
  * Threads: one. */
 #include "client/sheaf.h"
 #include "daemon/epoch/order.h"
-#include "daemon/epoch/permutation.h"
+#include "proto/permutation.h"
 #include "tools/benches/common.h"
 #include "tools/benches/setup.h"
 

@@ -3,7 +3,7 @@
 #ifndef SHEAF_TOOLS_SIM_WORLD_IMPL_H
 #define SHEAF_TOOLS_SIM_WORLD_IMPL_H
 
-#include "daemon/epoch/permutation.h"
+#include "proto/permutation.h"
 #include "tools/sim/world.h"
 
 enum sim_place {

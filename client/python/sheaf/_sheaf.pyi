@@ -50,6 +50,17 @@ class Source:
         self, numbers: array[int], cls: type[_S], /
     ) -> tuple[list[Any], list[tuple[int, int, int, int]]]:
         """Samples by (ordinal, epoch, slot), int64 each."""
+    def from_origin(
+        self, numbers: array[int], cls: type[_S], /
+    ) -> tuple[list[Any], list[tuple[int, int, int, int]]]:
+        """As ``again``, from the origin's directory and without the daemon:
+        private copies, of files that are as they were listed."""
+
+def strict(
+    samples: int, seed: int, epoch: int, slots: Sequence[int], /
+) -> list[int]:
+    """Samples of slots of order strict, as the daemon binds them. IndexError:
+    no such slot."""
 
 class Job:
     """A job that was joined; len() is the slots of an epoch."""

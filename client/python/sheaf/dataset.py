@@ -17,15 +17,15 @@ import zlib
 from array import array
 from typing import Any, Callable, Iterable, Mapping, Sequence, SupportsIndex
 
-from . import _sheaf, jobs, timing
+from . import _sheaf, jobs, origin, timing
 from .decode import decoder_of
 from .labels import classes_of, label_of
-from .errors import StateError
+from .errors import JobError, StateError
 from .onerror import Failure, Policy
 from .augment import enter, key_of, leave, seeded
 from .sample import Sample
 from .slots import is_slot
-from .source import Source, Spec, source_of
+from .source import Source, Spec, samples_again, source_of
 from .stats import Stats
 
 ORDERS = {"shared": 0, "window": 1, "strict": 2}
@@ -80,6 +80,14 @@ class Dataset:
             ``"replace"`` (repeat one that was served already; counted) or a
             function of a ``Failure``, which raises or returns what ``ds[i]``
             is to give.
+        on_daemon_loss: ``"wait"``: calls wait for the daemon, ``timeout``
+            seconds, and raise then; ``"origin"``: they go on with files of
+            the origin's directory then, until it is back. For order
+            ``"strict"`` only, which needs no daemon to know what comes next.
+        ahead: slots that the run asks for before it uses them, at most: over
+            all ranks, workers x prefetch_factor x batch. The daemon keeps room
+            for them, and warns who asks for more than that again. 0: a 32nd
+            of an epoch, 64 to 4096. At most 2**20.
         timeout: seconds within which each call ends.
         replay: bind nothing, but give again what was bound under ``job``
             (order and seed as then).
@@ -102,6 +110,7 @@ class Dataset:
         seed: int = 0,
         on_error: str | Callable[[Failure], Any] = "raise",
         on_daemon_loss: str = "wait",
+        ahead: int = 0,
         timeout: float = 60,
         socket: str | None = None,
         pin_bytes: int = 0,
@@ -109,8 +118,18 @@ class Dataset:
     ) -> None:
         if order not in ORDERS:
             raise ValueError(f"order={order!r}: one of {', '.join(ORDERS)}")
-        if on_daemon_loss != "wait":
-            raise ValueError("on_daemon_loss: 'wait'")
+        if on_daemon_loss not in ("wait", "origin"):
+            raise ValueError(
+                f"on_daemon_loss={on_daemon_loss!r}: 'wait' or 'origin'"
+            )
+        if on_daemon_loss == "origin" and order != "strict":
+            raise ValueError(
+                "on_daemon_loss='origin' needs order='strict': in order "
+                f"{order!r} only the daemon knows which samples the epoch has "
+                "not served yet"
+            )
+        if not 0 <= ahead <= 1 << 20:
+            raise ValueError("ahead: slots, 0 (the daemon's choice) to 2**20")
         if job is not None and not 0 < len(job.encode()) <= 128:
             raise ValueError("job: 1 to 128 bytes")
         if replay and job is None:
@@ -124,9 +143,13 @@ class Dataset:
         self.order = order
         self.window = window
         self.seed = seed
+        self.ahead = ahead
         self._decoder = decoder_of(decode)
         self._policy = Policy(on_error)
-        self._spec = Spec(name, socket, float(timeout), None, pin_bytes)
+        self._lossy = on_daemon_loss == "origin"
+        self._spec = Spec(
+            name, socket, float(timeout), None, pin_bytes, self._lossy
+        )
         self._ids: array[int] | None = None  # of a subset, uint64
         self._subset: bytes | None = None  # the same as a bitmap
         self._replay = replay
@@ -161,7 +184,7 @@ class Dataset:
             if size == 1:
                 return self._own_name
             if self._alone:
-                raise jobs.JobError(
+                raise JobError(
                     "this Dataset served slots before its process became one "
                     f"of {size}: start the process group first, or give "
                     "job=NAME"
@@ -180,7 +203,7 @@ class Dataset:
         """For processes that are made from this one."""
         try:
             self.job_name()
-        except jobs.JobError:
+        except JobError:
             pass  # who asks for a slot hears of it
 
     def subset_id(self) -> str | None:
@@ -212,6 +235,7 @@ class Dataset:
                     order=ORDERS[self.order],
                     seed=self.seed if self.order != "shared" else 0,
                     window=self.window_slots(),
+                    ahead=self.ahead,
                     check=self.check(),
                     subset=self._subset,
                     replay=self._replay,
@@ -329,7 +353,17 @@ class Dataset:
         with. Plain numbers and text."""
         if position == 0:
             return {}
-        state, bitmap = self._open_job().save(epoch, position)
+        if self._lossy:
+            source = self._open()
+            if source.loss.lasts(source.socket):
+                return {}  # the position says all: the order is strict
+        try:
+            state, bitmap = self._open_job().save(epoch, position)
+        except OSError as error:
+            if not (self._lossy and origin.is_gone(error)):
+                raise
+            self._open().loss.begins(self.name, error)
+            return {}
         text = base64.b85encode(zlib.compress(bitmap)).decode()
         return {"run": list(state), "bitmap": text}
 
@@ -362,12 +396,20 @@ class Dataset:
         number = self.id_of(id) if isinstance(id, str) else id
         if is_slot(number):
             raise IndexError("get() is for ids, not for slots")
+        if self._lossy:
+            number, n = operator.index(number), len(self._open())
+            if not -n <= number < n:
+                raise IndexError(f"there are {n} samples: {number}")
+            numbers = array("q", (number % n, -1, -1))
+            (sample,) = samples_again(self._open().spec, numbers, Sample)
+            assert isinstance(sample, Sample)
+            return sample
         answer = self._open().batch(None, [number], Sample, None)
         assert answer is not None
-        samples = answer[0]
-        if isinstance(samples[0], Exception):
-            raise samples[0]
-        return samples[0]
+        found: Sample | Exception = answer[0][0]
+        if isinstance(found, Exception):
+            raise found
+        return found
 
     def __getitem__(self, index: SupportsIndex) -> Any:
         return self.__getitems__([index])[0]
@@ -406,6 +448,13 @@ class Dataset:
             return self._prepare(samples, failed)
 
     def _fetch(
+        self, indices: Sequence[SupportsIndex]
+    ) -> tuple[list[Any], list[tuple[int, int, int, int]]]:
+        if self._lossy:
+            return origin.fetch(self, indices, Sample)
+        return self._ask(indices)
+
+    def _ask(
         self, indices: Sequence[SupportsIndex]
     ) -> tuple[list[Any], list[tuple[int, int, int, int]]]:
         source = self._source or self._open()
@@ -489,12 +538,18 @@ class Dataset:
         ``samples`` handed out, ``copied_samples`` of them private copies;
         ``hits`` and ``misses`` (pieces of up to 4 MiB that were, or were not,
         in memory), ``hit_bytes``; ``miss_wait_s`` spent waiting for misses;
+        ``origin_samples`` and ``origin_bytes`` that this process read from the
+        origin itself, the daemon being lost ``daemon_losses`` times;
         ``replaced`` samples; ``pinned_bytes`` held and ``grant_bytes`` the
         most that may be; ``reconnects`` to the daemon.
         """
         stats = Stats(self._open().stats())
         for name in stats.keys() - {"pinned_bytes", "grant_bytes"}:
             stats[name] -= self._before[name]
+        loss = self._open().loss
+        stats["origin_samples"] = loss.samples
+        stats["origin_bytes"] = loss.bytes
+        stats["daemon_losses"] = loss.losses
         stats["replaced"] = self._policy.replaced
         stats["quarantined"] = len(self._policy.quarantined)
         return stats

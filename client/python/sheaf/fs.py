@@ -20,15 +20,18 @@ import errno
 from datetime import datetime, timezone
 from typing import Any
 
-import fsspec
-from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
+import fsspec  # type: ignore[import-untyped]
+from fsspec.spec import (  # type: ignore[import-untyped]
+    AbstractBufferedFile,
+    AbstractFileSystem,
+)
 
 from .source import Source, Spec, source_of
 
 __all__ = ["SheafFileSystem", "open_fs"]
 
 
-class SheafFileSystem(AbstractFileSystem):
+class SheafFileSystem(AbstractFileSystem):  # type: ignore[misc]
     """fsspec's file system over datasets.
 
     ``socket``: of the daemon, default as Dataset's; ``timeout``: seconds
@@ -98,12 +101,14 @@ class SheafFileSystem(AbstractFileSystem):
 
     @staticmethod
     def _file(name: str, source: Source, number: int) -> dict[str, Any]:
+        uuid = source.spec.uuid
+        assert uuid is not None
         return {
             "name": name,
             "size": source.size(number),
             "type": "file",
             "id": number,
-            "version": source.spec.uuid.hex(),
+            "version": uuid.hex(),
         }
 
     # ---- what fsspec asks for ----
@@ -179,7 +184,7 @@ class SheafFileSystem(AbstractFileSystem):
         return SheafFile(self, path)
 
 
-class SheafFile(AbstractBufferedFile):
+class SheafFile(AbstractBufferedFile):  # type: ignore[misc]
     """An open file. Keeps no copy of what it read: shared memory has it."""
 
     def __init__(self, fs: SheafFileSystem, path: str) -> None:
@@ -202,4 +207,7 @@ def open_fs(
 ) -> SheafFileSystem:
     """The file system of a daemon, and ``sheaf://`` known to fsspec."""
     fsspec.register_implementation("sheaf", SheafFileSystem, clobber=True)
-    return fsspec.filesystem("sheaf", socket=socket, timeout=timeout)
+    system: SheafFileSystem = fsspec.filesystem(
+        "sheaf", socket=socket, timeout=timeout
+    )
+    return system

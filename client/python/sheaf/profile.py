@@ -45,7 +45,7 @@ class _Timed:
 
     def pin_memory(self) -> "_Timed":
         """As torch's pinning thread asks for it."""
-        self.batch = pin_memory(self.batch)
+        self.batch = pin_memory(self.batch)  # type: ignore[no-untyped-call]
         return self
 
 
@@ -141,7 +141,9 @@ class StallProfiler:
         self._batches: Iterator[Any] | None = None
 
     def __enter__(self) -> "StallProfiler":
-        self._loader.collate_fn = _Collate(self._loader.dataset, self._collate)
+        dataset = self._loader.dataset
+        assert isinstance(dataset, Dataset)
+        self._loader.collate_fn = _Collate(dataset, self._collate)
         return self
 
     def __exit__(self, *error: Any) -> None:

@@ -52,7 +52,7 @@ class Sample(_sheaf.SampleBase):
         import torch
 
         if not copy:
-            return torch.from_dlpack(self)
+            return torch.utils.dlpack.from_dlpack(self)
         if not len(self):
             return torch.empty(0, dtype=torch.uint8)
         return torch.frombuffer(bytearray(self), dtype=torch.uint8)
@@ -61,7 +61,10 @@ class Sample(_sheaf.SampleBase):
         """Bytes in place as a read-only array, uint8 of shape (len,)."""
         import numpy
 
-        return numpy.frombuffer(self, dtype=numpy.uint8)
+        array: numpy.ndarray[Any, Any] = numpy.frombuffer(
+            memoryview(self), dtype=numpy.uint8
+        )
+        return array
 
     def file(self) -> io.BytesIO:
         """A file object over a copy of the bytes, as PIL wants it."""

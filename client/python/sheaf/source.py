@@ -14,27 +14,31 @@ import weakref
 from array import array
 from typing import NamedTuple
 
-from . import _sheaf
+from . import _sheaf, origin
 
 
 class Spec(NamedTuple):
     """What opens a dataset: ``timeout`` in seconds bounds each call, ``uuid``
     names the version (None: the newest), ``pin_bytes`` is what may be held
-    at once (0: the daemon's default)."""
+    at once (0: the daemon's default), ``origin`` whether the origin is read
+    while the daemon is lost."""
 
     name: str
     socket: str | None
     timeout: float
     uuid: bytes | None
     pin_bytes: int
+    origin: bool = False
 
 
 class Source(_sheaf.Source):
     """An open version. ``classes`` is None until somebody asks for labels."""
 
-    __slots__ = ("spec", "classes", "__weakref__")
+    __slots__ = ("spec", "classes", "socket", "loss", "__weakref__")
     spec: Spec
     classes: list[str] | None
+    socket: str
+    loss: origin.Loss
 
 
 _lock = threading.Lock()
@@ -47,6 +51,8 @@ def _after_fork() -> None:
     # Another thread may have held it, and does not exist here.
     global _lock
     _lock = threading.Lock()
+    for source in list(_sources.values()):
+        source.loss.renew()
 
 
 os.register_at_fork(after_in_child=_after_fork)
@@ -58,7 +64,7 @@ def _open(spec: Spec) -> Source:
     end = time.monotonic() + spec.timeout
     while True:
         try:
-            source = Source(
+            source: Source = Source(
                 spec.name,
                 socket=spec.socket,
                 timeout_ms=max(1, int(spec.timeout * 1000)),
@@ -70,7 +76,10 @@ def _open(spec: Spec) -> Source:
             if spec.uuid is None or time.monotonic() > end:
                 raise
         time.sleep(0.05)
-    source.spec = spec._replace(uuid=source.info()["uuid"])
+    info = source.info()
+    source.spec = spec._replace(uuid=info["uuid"])
+    source.socket = info["socket"]
+    source.loss = origin.Loss()
     source.classes = None
     return source
 
@@ -85,10 +94,16 @@ def source_of(spec: Spec) -> Source:
         return source
 
 
-def samples_again(spec: Spec, numbers: "array[int]", cls: type) -> list[object]:
+def samples_again(
+    spec: Spec, numbers: "array[int]", cls: type[_sheaf.SampleBase]
+) -> list[object]:
     """Samples that another process had: ``numbers`` are (id, epoch, slot)
     of each, -1 for None. Raises the first failure."""
-    samples, failed = source_of(spec).again(numbers, cls)
+    source = source_of(spec)
+    if spec.origin:
+        samples, failed = origin.again(source, numbers, cls)
+    else:
+        samples, failed = source.again(numbers, cls)
     if failed:
         raise samples[failed[0][0]]
     return samples

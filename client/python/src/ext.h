@@ -6,6 +6,7 @@
  *   source.c   an open dataset (Source)
  *   batch.c    indices to samples, a batch at a time
  *   files.c    folders, and ranges of files
+ *   origin.c   files and order without the daemon
  *   job.c      an open job (Job)
  *   sample.c   the buffer (SampleBase)
  *   dlpack.c   its capsules
@@ -124,6 +125,14 @@ PyObject *ext_source_again(
 PyObject *ext_source_entries(PyObject *self, PyObject *path);
 PyObject *ext_source_read(
         PyObject *self, PyObject *const *args, Py_ssize_t count);
+
+/* ---- origin.c ---- */
+
+/* Source.from_origin(numbers, cls), strict(samples, seed, epoch, slots): see
+ * _sheaf.pyi. */
+PyObject *ext_source_from_origin(
+        PyObject *self, PyObject *const *args, Py_ssize_t count);
+PyObject *ext_strict(PyObject *module, PyObject *args);
 
 /* ---- sample.c, dlpack.c ---- */
 

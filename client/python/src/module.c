@@ -16,11 +16,17 @@ static int add(
         return PyModule_AddObjectRef(m, name, type);
 }
 
+static PyMethodDef methods[] = {
+        { "strict", ext_strict, METH_VARARGS, "Samples of strict slots." },
+        { NULL, NULL, 0, NULL },
+};
+
 static struct PyModuleDef module = {
         PyModuleDef_HEAD_INIT,
         .m_name = "sheaf._sheaf",
         .m_doc = "libsheaf for the package sheaf; not for direct use.",
         .m_size = -1,
+        .m_methods = methods,
 };
 
 PyMODINIT_FUNC PyInit__sheaf(void);

@@ -2,7 +2,7 @@
 /* Orders: exactly once whatever is asked and cached, idempotent, displaced by
  * less than a window, strata kept, jobs together. */
 #include "daemon/epoch/order.h"
-#include "daemon/epoch/permutation.h"
+#include "proto/permutation.h"
 
 #include <criterion/criterion.h>
 

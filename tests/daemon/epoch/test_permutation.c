@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Keyed permutations: bijective at every size, inverse, uniform, the same in
  * every release. */
-#include "daemon/epoch/permutation.h"
+#include "proto/permutation.h"
 
 #include <criterion/criterion.h>
 #include <math.h>

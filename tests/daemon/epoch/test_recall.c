@@ -2,7 +2,7 @@
 /* An epoch made from what was read of it: each sample once, the order's rules
  * kept, what does not fit refused. */
 #include "daemon/epoch/order.h"
-#include "daemon/epoch/permutation.h"
+#include "proto/permutation.h"
 
 #include <criterion/criterion.h>
 

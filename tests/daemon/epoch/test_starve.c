@@ -3,7 +3,7 @@
  * sample, cached or not, is reached within the passes that chance predicts. An
  * order that serves first what is cached never reaches the rest. */
 #include "daemon/epoch/order.h"
-#include "daemon/epoch/permutation.h"
+#include "proto/permutation.h"
 
 #include <criterion/criterion.h>
 #include <math.h>

@@ -5,8 +5,8 @@
  * CT-RSA 2002). Not secret: the key is a seed.
  *
  * Threads: a permutation is constant once made. */
-#ifndef SHEAF_DAEMON_EPOCH_PERMUTATION_H
-#define SHEAF_DAEMON_EPOCH_PERMUTATION_H
+#ifndef SHEAF_PROTO_PERMUTATION_H
+#define SHEAF_PROTO_PERMUTATION_H
 
 #include "proto/base.h"
 

@@ -5,7 +5,7 @@
  *    undone, and the whole is a bijection of 2^bits positions
  *  2 walking on from outside 0 .. n-1 ends inside, since the cycle began
  *    there; 2^bits < 2n, so two steps are the most to expect */
-#include "daemon/epoch/permutation.h"
+#include "proto/permutation.h"
 
 #include <assert.h>
 
