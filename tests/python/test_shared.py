@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What others of the machine do to what a process reads: a second job, writes
+into tensors that share memory."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import warnings
+
+import sheaf
+import torch
+from conftest import N, Node, content, number_of
+
+def test_a_second_job_has_hits(data: str, node: Node) -> None:
+    """What one job read is in memory for the next one; hits and misses of
+    each are the samples that it got."""
+    node.sheaf("warmup", "--evict", data)
+    base = sheaf.slots.base(0)
+    for job in ("first", "second"):
+        before = node.stat("origin.bytes")
+        ds = sheaf.Dataset(data, job=job)
+        begun = ds.stats()
+        held = ds.__getitems__([base + i for i in range(N)])
+        assert sorted(number_of(bytes(s)) for s in held) == list(range(N))
+        stats = ds.stats()
+        hits = stats["hits"] - begun.get("hits", 0)
+        misses = stats["misses"] - begun.get("misses", 0)
+        assert hits + misses == stats["samples"] - begun["samples"] == N
+        if job == "second":
+            assert misses == 0 and node.stat("origin.bytes") == before
+        del held, ds
+
+
+WRITES = """
+import ctypes, os, sheaf, sys, torch
+for write in sys.argv[1:]:
+    child = os.fork()
+    if child == 0:
+        tensor = sheaf.Dataset("data")[5].tensor(copy=False)
+        assert tensor[0].item() == ord("5")
+        exec(write)
+        os._exit(0)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_writes_in_other_processes(data: str) -> None:
+    """They end the writer; the bytes of others stay."""
+    ds = sheaf.Dataset(data)
+    mine = ds[5]
+    tensor = mine.tensor(copy=False)
+    number = number_of(bytes(mine))
+    writes = (
+        "tensor[0] = 1",
+        "tensor.add_(1)",
+        "tensor.numpy()[0] = 1",
+        "torch.from_dlpack(tensor)[0] = 1",
+        "ctypes.memset(tensor.data_ptr(), 1, 1)",
+    )
+    text = WRITES.replace('ord("5")', str(content(number)[0]))
+    other = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", text, *writes],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    ends = other.stdout.split()
+    assert ends == [str(-signal.SIGSEGV)] * len(writes), other.stderr
+    assert tensor.numpy().tobytes() == bytes(mine) == bytes(ds[5])
+    assert number_of(bytes(mine)) == number
+
+
+def test_shared_and_pinned_memory_are_copies(data: str) -> None:
+    """``share_memory_()`` moves a tensor to memory of its own, and so does
+    pinning (which does nothing without a device): what is written there is
+    not seen by others."""
+    ds = sheaf.Dataset(data)
+    want = bytes(ds[9])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        shared = ds[9].tensor(copy=False).share_memory_()
+        tensors = [ds[9].tensor(), ds[9].tensor().share_memory_(), shared]
+        if torch.cuda.is_available():
+            tensors.append(ds[9].tensor(copy=False).pin_memory())
+        for tensor in tensors:
+            assert tensor.numpy().tobytes() == want
+            tensor.fill_(0)
+    assert len(caught) <= 1, [str(w.message) for w in caught]
+    assert shared.is_shared()
+    assert bytes(ds[9]) == want == bytes(sheaf.Dataset(data)[9])
+
+
+def test_tensors_of_any_size(node: Node) -> None:
+    """In shared memory, too, and in batches of empty files alone."""
+    sizes = (0, 1, 4095, 4096, 4097)
+    node.add("sizes", {f"{n:04}/{i}": bytes([i]) * n for n in sizes for i in (1, 2)})
+    ds = sheaf.Dataset("sizes")
+    for number, key in enumerate(ds.files):
+        size, byte = map(int, key.split("/"))
+        for copy in (True, False):
+            tensor = ds[number].tensor(copy=copy).share_memory_()
+            assert tensor.shape == (size,)
+            assert tensor.tolist() == [byte] * size
+    empty = [ds.id_of(key) for key in ("0000/1", "0000/2")]
+    (batch,) = sheaf.Loader(ds.subset(empty), 2, num_workers=1)
+    assert [tuple(t.shape) for t in batch.tensors(copy=False)] == [(0,)] * 2
