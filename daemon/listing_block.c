@@ -8,6 +8,7 @@
  *
  * Threads: any; no shared state. */
 #include "daemon/listing_block.h"
+#include "proto/io.h"
 
 #include <endian.h>
 #include <fcntl.h>
@@ -25,23 +26,6 @@ void sheaf_listing_block_clear(struct sheaf_listing_block *block)
                 munmap(block->map, block->len_bytes);
         sheaf_close_p(&block->memfd);
         *block = (struct sheaf_listing_block){ .memfd = -1 };
-}
-
-static int write_all(int fd, const void *data, size_t len_bytes)
-{
-        const char *at = data;
-
-        while (len_bytes) {
-                ssize_t n = write(fd, at, SHEAF_MIN(len_bytes, COPY_BYTES));
-
-                if (n < 0 && errno == EINTR)
-                        continue;
-                if (n < 0)
-                        return -errno;
-                at += n;
-                len_bytes -= (size_t)n;
-        }
-        return 0;
 }
 
 static int read_all(int fd, void *data, size_t len_bytes)
@@ -142,7 +126,7 @@ static int write_file(const struct sheaf_listing_block *block, const char *path)
         fd = open(tmp, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
         if (fd < 0)
                 return -errno;
-        rc = write_all(fd, block->map, block->len_bytes);
+        rc = sheaf_write_all(fd, block->map, block->len_bytes);
         if (!rc && fsync(fd))
                 rc = -errno;
         if (!rc && rename(tmp, path))

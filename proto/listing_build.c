@@ -7,6 +7,7 @@
  *  3 a failed add_dir leaves no trace (names that it stored are overwritten)
  *
  * Threads: one builder, one thread. */
+#include "proto/io.h"
 #include "proto/listing.h"
 
 #define NONE UINT32_MAX
@@ -401,23 +402,6 @@ void sheaf_listing_builder_totals(const struct sheaf_listing_builder *b,
         *ret_further_links = b->further_links;
 }
 
-static int write_all(int fd, const void *data, size_t len_bytes)
-{
-        const char *at = data;
-
-        while (len_bytes) {
-                ssize_t n = write(fd, at, SHEAF_MIN(len_bytes, SHEAF_GIB));
-
-                if (n < 0 && errno == EINTR)
-                        continue;
-                if (n <= 0)
-                        return n ? -errno : -EIO;
-                at += n;
-                len_bytes -= (size_t)n;
-        }
-        return 0;
-}
-
 struct section_source {
         const void *data;
         uint64_t count;
@@ -438,13 +422,13 @@ static int write_sections(int fd, struct sheaf_listing_header *header,
                         source[i].count * source[i].elem_bytes, sizeof(pad));
         }
         header->total_bytes = at;
-        rc = write_all(fd, header, sizeof(*header));
+        rc = sheaf_write_all(fd, header, sizeof(*header));
         for (size_t i = 0; i < count && !rc; i++) {
                 size_t bytes = source[i].count * source[i].elem_bytes;
 
-                rc = write_all(fd, source[i].data, bytes);
+                rc = sheaf_write_all(fd, source[i].data, bytes);
                 if (!rc)
-                        rc = write_all(fd, pad, -bytes % sizeof(pad));
+                        rc = sheaf_write_all(fd, pad, -bytes % sizeof(pad));
         }
         return rc;
 }

@@ -6,6 +6,7 @@
  *  2 what arrives in a descriptor is read only if it is memory that its sender
  *    can neither change nor cut: no read waits for a file system of theirs */
 #include "proto/subset.h"
+#include "proto/io.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -122,18 +123,13 @@ int sheaf_sealed_new(const void *bytes, size_t len)
 {
         sheaf_autofd int fd =
                 memfd_create("sheaf-sealed", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+        int rc;
 
         if (fd < 0)
                 return -errno;
-        for (size_t done = 0; done < len;) {
-                ssize_t n = write(fd, (const char *)bytes + done, len - done);
-
-                if (n < 0 && errno == EINTR)
-                        continue;
-                if (n <= 0)
-                        return n ? -errno : -EIO;
-                done += (size_t)n;
-        }
+        rc = sheaf_write_all(fd, bytes, len);
+        if (rc)
+                return rc;
         if (fcntl(fd, F_ADD_SEALS,
                     F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE))
                 return -errno;

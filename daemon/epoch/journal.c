@@ -7,6 +7,7 @@
  *    may have been answered. Damaged ones up to the end are an end that was
  *    torn, or that a loss of power left empty: what stands before is used */
 #include "daemon/epoch/journal.h"
+#include "proto/io.h"
 
 #include <dirent.h>
 #include <fcntl.h>
@@ -118,20 +119,6 @@ static int newest(
         return 0;
 }
 
-static int write_all(int fd, const void *bytes, size_t len)
-{
-        for (size_t done = 0; done < len;) {
-                ssize_t n = write(fd, (const char *)bytes + done, len - done);
-
-                if (n < 0 && errno == EINTR)
-                        continue;
-                if (n <= 0)
-                        return n ? -errno : -EIO;
-                done += (size_t)n;
-        }
-        return 0;
-}
-
 /* After a write that failed: what comes next begins where a record does. Where
  * that fails too, the next reader finds damage, and says so. */
 static void cut_torn(int fd)
@@ -162,7 +149,7 @@ int sheaf_journal_append(const char *dir, uint64_t epoch, bool begins,
                 0600);
         if (fd < 0)
                 return -errno;
-        rc = write_all(fd, records, count * sizeof(*records));
+        rc = sheaf_write_all(fd, records, count * sizeof(*records));
         if (rc < 0)
                 cut_torn(fd);
         return rc;

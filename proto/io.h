@@ -1,0 +1,14 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Whole writes to descriptors that block. */
+#ifndef SHEAF_PROTO_IO_H
+#define SHEAF_PROTO_IO_H
+
+#include "proto/base.h"
+
+/* Writes all @len_bytes at the position of @fd, over signals and short writes.
+ * -EIO where nothing more is taken and no error is given; other errors are
+ * those of write(2). After a failure any part may be written. Any thread. */
+SHEAF_MUST_CHECK int sheaf_write_all(
+        int fd, const void *bytes, size_t len_bytes);
+
+#endif
