@@ -1,24 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Orders: exactly once whatever is asked and cached, idempotent, displaced by
  * less than a window, strata kept, jobs together. */
-#include "daemon/epoch/order.h"
 #include "proto/permutation.h"
+#include "tests/daemon/epoch/model.h"
 
 #include <criterion/criterion.h>
 
-#define N 1003
-
-/* A cache of which any sample may come and go at any moment. */
-static struct {
-        bool here[N];
-        uint64_t random;
-} cache;
-
-static bool here(void *arg, uint32_t sample)
-{
-        (void)arg;
-        return cache.here[sample];
-}
+#define N MODEL_SAMPLES
 
 static void stir(uint32_t changes)
 {
@@ -29,16 +17,8 @@ static void stir(uint32_t changes)
 
 static struct sheaf_cohort *cohort_of(uint32_t samples)
 {
-        struct sheaf_cohort_config config = {
-                .samples = samples,
-                .here = here,
-                .seed = 11,
-        };
-        struct sheaf_cohort *cohort = NULL;
-
         cache.random = 3;
-        cr_assert_eq(sheaf_cohort_new(&config, &cohort), 0);
-        return cohort;
+        return model_cohort(samples);
 }
 
 static struct sheaf_job *job_of(
@@ -392,7 +372,8 @@ Test(order, jobs_of_other_speed_have_their_own)
 
 Test(order, one_sample_and_bad_sizes)
 {
-        struct sheaf_cohort_config config = { .samples = 0, .here = here };
+        struct sheaf_cohort_config config = { .samples = 0,
+                .here = model_here };
         struct sheaf_job_config no_window = { .order = SHEAF_ORDER_WINDOW };
         struct sheaf_cohort *cohort = NULL;
         struct sheaf_job *job = NULL;

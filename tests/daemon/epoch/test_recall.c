@@ -1,39 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* An epoch made from what was read of it: each sample once, the order's rules
  * kept, what does not fit refused. */
-#include "daemon/epoch/order.h"
 #include "proto/permutation.h"
+#include "tests/daemon/epoch/model.h"
 
 #include <criterion/criterion.h>
 
-#define N 1003
-
-static struct {
-        bool here[N];
-        uint64_t random;
-} cache;
-
-static bool here(void *arg, uint32_t sample)
-{
-        (void)arg;
-        return cache.here[sample];
-}
+#define N MODEL_SAMPLES
 
 static void stir(void)
 {
         for (int i = 0; i < 3; i++)
                 cache.here[sheaf_random_below(&cache.random, N)] ^= true;
-}
-
-static struct sheaf_cohort *cohort_of(void)
-{
-        struct sheaf_cohort_config config = {
-                .samples = N, .here = here, .seed = 11
-        };
-        struct sheaf_cohort *cohort = NULL;
-
-        cr_assert_eq(sheaf_cohort_new(&config, &cohort), 0);
-        return cohort;
 }
 
 static const struct sheaf_job_config orders[] = {
@@ -47,7 +25,7 @@ static const struct sheaf_job_config orders[] = {
 static struct sheaf_run_state interrupted(const struct sheaf_job_config *config,
         uint32_t yielded, uint8_t read[N / 8 + 1])
 {
-        struct sheaf_cohort *cohort = cohort_of();
+        struct sheaf_cohort *cohort = model_cohort(N);
         struct sheaf_job *job, *mate;
         struct sheaf_run_state state = { 0 };
         struct sheaf_run *run, *other;
@@ -81,7 +59,7 @@ static void goes_on(const struct sheaf_job_config *config, uint32_t yielded)
 {
         uint8_t read[N / 8 + 1];
         struct sheaf_run_state state = interrupted(config, yielded, read);
-        struct sheaf_cohort *cohort = cohort_of();
+        struct sheaf_cohort *cohort = model_cohort(N);
         static bool seen[N];
         uint32_t(*replaced)[2];
         struct sheaf_job *job;
@@ -174,7 +152,7 @@ Test(recall, what_does_not_fit_is_refused)
 /* A fourth epoch takes the place of the one that was not used for longest. */
 Test(recall, old_epochs_come_back)
 {
-        struct sheaf_cohort *cohort = cohort_of();
+        struct sheaf_cohort *cohort = model_cohort(N);
         struct sheaf_run_state state = { 0 };
         struct sheaf_job *job;
         struct sheaf_run *run;
