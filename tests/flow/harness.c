@@ -13,12 +13,14 @@
 #include <fcntl.h>
 #include <grp.h>
 #include <poll.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <sys/mount.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
+#include <sys/sysmacros.h>
 #include <sys/wait.h>
 #include <time.h>
 
@@ -549,4 +551,15 @@ pid_t flow_server(const char *dir)
         if (proc)
                 closedir(proc);
         return found;
+}
+
+void flow_own_fuse_device(void)
+{
+        const char *device = flow_path("fuse");
+
+        cr_assert(!unshare(CLONE_NEWNS));
+        cr_assert(!mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL));
+        cr_assert(!mknod(device, S_IFCHR | 0666, makedev(10, 229)));
+        cr_assert(!chmod(device, 0666));
+        cr_assert(!mount(device, "/dev/fuse", NULL, MS_BIND, NULL));
 }

@@ -83,6 +83,9 @@ void flow_umount(const char *dir);
 int flow_mounted(const char *dir);
 /* The process that serves the mount at @dir; 0: none. */
 pid_t flow_server(const char *dir);
+/* Mounts for ordinary users: from here on this process and its children have
+ * a mount namespace of their own, with a /dev/fuse that everybody may open. */
+void flow_own_fuse_device(void);
 
 /* ---- figures ---- */
 

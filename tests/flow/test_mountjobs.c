@@ -705,7 +705,6 @@ Test(mountjobs, other_users_do_not_bind)
  * order shows. */
 Test(mountjobs, an_ordinary_user)
 {
-        const char *device = flow_path("fuse");
         struct passwd *user = getpwnam("daemon");
         char own[128];
 
@@ -714,11 +713,7 @@ Test(mountjobs, an_ordinary_user)
                        "/etc/mtab\n");
                 return;
         }
-        cr_assert(!unshare(CLONE_NEWNS));
-        cr_assert(!mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL));
-        cr_assert(!mknod(device, S_IFCHR | 0666, makedev(10, 229)));
-        cr_assert(!chmod(device, 0666));
-        cr_assert(!mount(device, "/dev/fuse", NULL, MS_BIND, NULL));
+        flow_own_fuse_device();
         flow_start();
         snprintf(own, sizeof(own), "%s", flow_path("own"));
         flow_ok("chmod -R a+rX %s; sheaf add data %s --share all", flow.origin,

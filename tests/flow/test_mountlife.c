@@ -471,7 +471,6 @@ Test(mountlife, refresh_on_an_old_kernel)
 /* An ordinary user with a name, and a device for all users. */
 Test(mountlife, refresh_without_root)
 {
-        const char *device = flow_path("fuse");
         struct passwd *user = getpwnam("daemon");
 
         if (!user || access("/etc/mtab", F_OK)) {
@@ -479,11 +478,7 @@ Test(mountlife, refresh_without_root)
                        "/etc/mtab\n");
                 return;
         }
-        cr_assert(!unshare(CLONE_NEWNS));
-        cr_assert(!mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL));
-        cr_assert(!mknod(device, S_IFCHR | 0666, makedev(10, 229)));
-        cr_assert(!chmod(device, 0666));
-        cr_assert(!mount(device, "/dev/fuse", NULL, MS_BIND, NULL));
+        flow_own_fuse_device();
         flow.uid = user->pw_uid;
         cr_assert_eq(flow_run("chown -R daemon:daemon %s", flow.base), 0);
         refresh_under_looker(flow.uid, "without root");

@@ -493,17 +493,12 @@ Test(users, grant_through_a_bind_mount_in_a_container)
  * the user, which fusermount3 wants: in a mount namespace of this test. */
 static void prepare_user_mounts(void)
 {
-        const char *node = flow_path("fuse"), *passwd = flow_path("passwd");
+        const char *passwd = flow_path("passwd");
 
         flow_ok("{ cat /etc/passwd; "
                 "echo flow:x:1001:1001::/nonexistent:/bin/false; } > %s",
                 passwd);
-
-        cr_assert(!mknod(node, S_IFCHR | 0666, makedev(10, 229)));
-        cr_assert(!chmod(node, 0666));
-        cr_assert(!unshare(CLONE_NEWNS));
-        cr_assert(!mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL));
-        cr_assert(!mount(node, "/dev/fuse", NULL, MS_BIND, NULL));
+        flow_own_fuse_device();
         cr_assert(!mount(passwd, "/etc/passwd", NULL, MS_BIND, NULL));
 }
 
