@@ -39,12 +39,32 @@ expect 3 '"exit": 3' ls --json
 expect 4 'No such file' add n "$work/absent"
 expect 4 'not a mount of Sheaf' umount "$work"
 
-while read -r verb; do
+mapfile -t verbs < <("$sheaf" --help |
+        sed -n '/^Verbs:/,/^$/s/^  \([a-z]*\).*/\1/p')
+[ ${#verbs[@]} -ge 10 ] || {
+        echo "the help has ${#verbs[@]} verbs"
+        failures=$((failures + 1))
+}
+for verb in "${verbs[@]}"; do
         expect 0 'Examples' "$verb" --help
         expect 2 'unknown option --bogus' "$verb" --bogus
-done < <("$sheaf" --help | sed -n '/^Verbs:/,/^$/s/^  \([a-z]*\).*/\1/p')
+done
 
-# Completion scripts parse, and name every verb.
+# has PATTERN SHELL WHAT: a line of the shell's script matches
+has() {
+        grep -qE -- "$1" "$work/$2" || {
+                echo "$2 completion lacks $3"
+                failures=$((failures + 1))
+        }
+}
+
+# options_of VERB: as its help shows them, without dashes
+options_of() {
+        "$sheaf" "$1" --help |
+                sed -n '/^Options:/,/^$/s/^  -\{1,2\}\([a-z][a-z-]*\).*/\1/p'
+}
+
+# Completion scripts parse, and name every verb and each of its options.
 for shell in bash zsh fish; do
         "$sheaf" completion $shell >"$work/$shell"
         if command -v $shell >/dev/null; then
@@ -52,11 +72,22 @@ for shell in bash zsh fish; do
         else
                 echo "SKIP: completion-$shell: $shell is not installed"
         fi
-        for verb in add ls warmup completion; do
-                grep -qw -- $verb "$work/$shell" || {
-                        echo "$shell completion lacks $verb"
-                        failures=$((failures + 1))
-                }
+done
+for verb in "${verbs[@]}"; do
+        mapfile -t options < <(options_of "$verb")
+        [ ${#options[@]} -ge 4 ] || {
+                echo "the help of $verb has ${#options[@]} options"
+                failures=$((failures + 1))
+        }
+        has "^ +''\) words='([^']* )?${verb}[ ']" bash "$verb"
+        has "verbs=\(.*'$verb:" zsh "$verb"
+        has "use_subcommand -f -a $verb " fish "$verb"
+        for option in "${options[@]}"; do
+                has "^ +$verb\) words='[^']* --?${option}[ ']" bash \
+                        "$verb --$option"
+                has "^ +$verb\) _arguments.* '--?$option=?\[" zsh \
+                        "$verb --$option"
+                has "from $verb' -[ls] $option " fish "$verb --$option"
         done
 done
 complete_with_bash() {
