@@ -201,6 +201,20 @@ int sheaf_read_range(struct sheaf_dataset *dataset, uint32_t entry, void *dst,
         return 0;
 }
 
+int sheaf_dataset_regular(const struct sheaf_dataset *dataset, uint32_t entry,
+        const struct sheaf_listing_entry **ret_entry)
+{
+        if (entry >= dataset->listing.entry_count)
+                return sheaf_error_set(-ERANGE, "dataset %s has no entry %u",
+                        dataset->name, entry);
+        if (!S_ISREG(dataset->listing.entries[entry].mode))
+                return sheaf_error_set(-EISDIR,
+                        "entry %u of dataset %s is no regular file", entry,
+                        dataset->name);
+        *ret_entry = &dataset->listing.entries[entry];
+        return 0;
+}
+
 int64_t sheaf_dataset_read_entry(struct sheaf_dataset *dataset, uint32_t entry,
         void *buf, size_t len_bytes, uint64_t offset_bytes)
 {
@@ -208,14 +222,9 @@ int64_t sheaf_dataset_read_entry(struct sheaf_dataset *dataset, uint32_t entry,
         uint64_t len;
         int rc;
 
-        if (entry >= dataset->listing.entry_count)
-                return sheaf_error_set(-ERANGE, "dataset %s has no entry %u",
-                        dataset->name, entry);
-        e = &dataset->listing.entries[entry];
-        if (!S_ISREG(e->mode))
-                return sheaf_error_set(-EISDIR,
-                        "entry %u of dataset %s is no regular file", entry,
-                        dataset->name);
+        rc = sheaf_dataset_regular(dataset, entry, &e);
+        if (rc)
+                return rc;
         if (offset_bytes >= e->size_bytes)
                 return 0;
         len = SHEAF_MIN(len_bytes, e->size_bytes - offset_bytes);

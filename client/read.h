@@ -21,6 +21,11 @@ SHEAF_MUST_CHECK int sheaf_read_range(struct sheaf_dataset *dataset,
         uint32_t entry, void *dst, uint64_t len_bytes, uint64_t offset_bytes,
         unsigned int flags, int64_t deadline_ns);
 
+/* An entry of the listing that is a regular file. -ERANGE: there is no such
+ * entry; -EISDIR: it is no regular file. Lives as long as the dataset. */
+SHEAF_MUST_CHECK int sheaf_dataset_regular(const struct sheaf_dataset *dataset,
+        uint32_t entry, const struct sheaf_listing_entry **ret_entry);
+
 /* The current map; with SHEAF_VIEW_WAIT waits for one, else -EAGAIN. */
 SHEAF_MUST_CHECK int sheaf_map_wait(struct sheaf_dataset *dataset,
         unsigned int flags, int64_t deadline_ns, struct sheaf_map **ret_map);

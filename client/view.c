@@ -335,15 +335,11 @@ static int check_range(const struct sheaf_dataset *dataset, uint32_t entry,
         uint64_t offset_bytes, uint64_t *len_bytes)
 {
         const struct sheaf_listing_entry *e;
+        int rc;
 
-        if (entry >= dataset->listing.entry_count)
-                return sheaf_error_set(-ERANGE, "dataset %s has no entry %u",
-                        dataset->name, entry);
-        e = &dataset->listing.entries[entry];
-        if (!S_ISREG(e->mode))
-                return sheaf_error_set(-EISDIR,
-                        "entry %u of dataset %s is no regular file", entry,
-                        dataset->name);
+        rc = sheaf_dataset_regular(dataset, entry, &e);
+        if (rc)
+                return rc;
         if (offset_bytes > e->size_bytes)
                 return sheaf_error_set(-ERANGE,
                         "offset %llu is beyond the end of the file (%llu "
