@@ -2,6 +2,7 @@
 /* Jobs through the library: slots bound exactly once, by any number of
  * processes, over kills of the daemon; what is bound is fetched. */
 #include "tests/flow/harness.h"
+#include "tests/flow/slots.h"
 
 #include <criterion/criterion.h>
 #include <signal.h>
@@ -66,30 +67,6 @@ static struct sheaf_job *open_job(
         return job;
 }
 
-static void bind(struct sheaf_job *job, uint64_t epoch, uint32_t first,
-        uint32_t count, uint64_t *ordinals)
-{
-        uint32_t slots[FILES];
-
-        for (uint32_t i = 0; i < count; i++)
-                slots[i] = first + i;
-        cr_assert_eq(sheaf_job_bind(job, epoch, slots, count, 0, ordinals), 0,
-                "%s", sheaf_last_error());
-}
-
-static void each_once(const uint64_t *ordinals)
-{
-        static bool seen[FILES];
-
-        memset(seen, 0, sizeof(seen));
-        for (uint32_t i = 0; i < FILES; i++) {
-                cr_assert_lt(ordinals[i], FILES);
-                cr_assert(!seen[ordinals[i]], "slot %u: %llu twice", i,
-                        (unsigned long long)ordinals[i]);
-                seen[ordinals[i]] = true;
-        }
-}
-
 static const enum sheaf_job_order orders[] = { SHEAF_JOB_SHARED,
         SHEAF_JOB_WINDOW, SHEAF_JOB_STRICT };
 
@@ -104,12 +81,12 @@ Test(jobs, each_sample_once_and_again_the_same)
                 snprintf(name, sizeof(name), "job-%zu", o);
                 job = open_job(name, orders[o], 5);
                 for (uint32_t at = 0; at < FILES; at += 100)
-                        bind(job, 0, at, 100, first + at);
-                each_once(first);
-                bind(job, 0, 0, FILES, again);
+                        slots_bind(job, 0, at, 100, first + at);
+                slots_each_once(first, FILES, FILES);
+                slots_bind(job, 0, 0, FILES, again);
                 cr_assert_eq(memcmp(first, again, sizeof(first)), 0);
-                bind(job, 1, 0, FILES, next);
-                each_once(next);
+                slots_bind(job, 1, 0, FILES, next);
+                slots_each_once(next, FILES, FILES);
                 cr_assert_neq(memcmp(first, next, sizeof(first)), 0);
                 sheaf_job_close(job);
         }
@@ -165,7 +142,7 @@ static void work(uint32_t count, int kills)
         for (uint32_t w = 0; w < WORKERS; w++)
                 cr_assert_eq(flow_join(workers[w], 60), 0);
         take_up("data");
-        each_once(shared);
+        slots_each_once(shared, FILES, FILES);
         munmap(shared, FILES * sizeof(*shared));
 }
 
@@ -214,7 +191,7 @@ Test(jobs, many_processes_are_killed)
                         cr_assert_eq(flow_join(workers[w], 60), 0);
         }
         take_up("data");
-        each_once(shared);
+        slots_each_once(shared, FILES, FILES);
         cr_assert_eq(memcmp(shared, again, FILES * sizeof(*shared)), 0);
         munmap(shared, 2 * FILES * sizeof(*shared));
 }
@@ -235,22 +212,22 @@ Test(jobs, kills_of_the_daemon_repeat_and_lose_nothing)
         }
         for (int kill_count = 0; kill_count < 12; kill_count++) {
                 for (size_t o = 0; o < 3; o++) {
-                        bind(jobs[o], 6, at[o], 250, got[o] + at[o]);
+                        slots_bind(jobs[o], 6, at[o], 250, got[o] + at[o]);
                         at[o] += 250;
                 }
                 flow_kill();
                 flow_start();
                 for (size_t o = 0; o < 3; o++) {
-                        bind(jobs[o], 6, 0, at[o], again);
+                        slots_bind(jobs[o], 6, 0, at[o], again);
                         cr_assert_eq(memcmp(again, got[o], at[o] * 8), 0,
                                 "order %zu, kill %d", o, kill_count);
                 }
         }
         for (size_t o = 0; o < 3; o++) {
                 cr_assert_eq(at[o], FILES);
-                each_once(got[o]);
-                bind(jobs[o], 7, 0, FILES, again);
-                each_once(again);
+                slots_each_once(got[o], FILES, FILES);
+                slots_bind(jobs[o], 7, 0, FILES, again);
+                slots_each_once(again, FILES, FILES);
                 sheaf_job_close(jobs[o]);
         }
         cr_assert_eq(flow_stat("jobs.journal_errors"), 0);
@@ -263,9 +240,9 @@ Test(jobs, strict_needs_no_daemon_to_agree)
         struct sheaf_job *a = open_job("a", SHEAF_JOB_STRICT, 77);
         struct sheaf_job *b = open_job("b", SHEAF_JOB_STRICT, 77);
 
-        bind(a, 2, 0, FILES, one);
+        slots_bind(a, 2, 0, FILES, one);
         for (uint32_t i = FILES; i--;)
-                bind(b, 2, i, 1, &two[i]);
+                slots_bind(b, 2, i, 1, &two[i]);
         cr_assert_eq(memcmp(one, two, sizeof(one)), 0);
         sheaf_job_close(a);
         sheaf_job_close(b);
@@ -276,7 +253,7 @@ Test(jobs, what_is_bound_is_fetched)
         static uint64_t ordinals[FILES];
         struct sheaf_job *job = open_job("train", SHEAF_JOB_SHARED, 0);
 
-        bind(job, 0, 0, 500, ordinals);
+        slots_bind(job, 0, 0, 500, ordinals);
         cr_assert(flow_until(30, flow_stat_of("data", "origin.reads") >= 500),
                 "%.0f", flow_stat_of("data", "origin.reads"));
         for (uint32_t i = 0; i < 500; i++) {
@@ -305,9 +282,9 @@ Test(jobs, jobs_that_run_together_cost_one)
         }
         for (uint32_t at = 0; at < FILES; at += 60)
                 for (int j = 0; j < 4; j++)
-                        bind(jobs[j], 0, at, 60, ordinals[j] + at);
+                        slots_bind(jobs[j], 0, at, 60, ordinals[j] + at);
         for (int j = 0; j < 4; j++) {
-                each_once(ordinals[j]);
+                slots_each_once(ordinals[j], FILES, FILES);
                 sheaf_job_close(jobs[j]);
         }
         for (uint32_t i = 0; i < FILES; i++)
@@ -367,7 +344,7 @@ Test(jobs, bad_requests_are_refused_in_words)
                 -EINVAL);
         cr_assert_eq(sheaf_job_bind(job, 0, beyond, 1, -1, ordinals), -EINVAL);
         for (uint64_t epoch = 1; epoch < 6; epoch++)
-                bind(job, epoch, 0, 1, ordinals);
+                slots_bind(job, epoch, 0, 1, ordinals);
         /* never begun, and too late now */
         cr_assert_eq(sheaf_job_bind(job, 0, beyond, 1, 0, ordinals), -ESTALE);
         cr_assert_not_null(
@@ -377,7 +354,7 @@ Test(jobs, bad_requests_are_refused_in_words)
         flow_kill();
         flow_start();
         sheaf_job_close(open_job("train", SHEAF_JOB_SHARED, 0));
-        bind(job, 5, 0, 2, ordinals);
+        slots_bind(job, 5, 0, 2, ordinals);
         sheaf_job_close(job);
 }
 
@@ -390,9 +367,9 @@ Test(jobs, each_epoch_has_an_order_of_its_own)
         struct sheaf_job *idle = open_job("idle", SHEAF_JOB_SHARED, 0);
 
         for (uint64_t epoch = 0; epoch < 5; epoch++) {
-                bind(job, epoch, 0, FILES, had[epoch]);
+                slots_bind(job, epoch, 0, FILES, had[epoch]);
                 if (epoch < 2)
-                        bind(ends, epoch, 0, FILES, other);
+                        slots_bind(ends, epoch, 0, FILES, other);
                 else if (ends)
                         sheaf_job_close(sheaf_steal(&ends));
                 for (uint64_t e = 0; e < epoch; e++) {
@@ -421,7 +398,7 @@ Test(jobs, a_dataset_may_go_at_any_time)
 
                 snprintf(name, sizeof(name), "round-%d", round);
                 job = open_job(name, SHEAF_JOB_SHARED, 0);
-                bind(job, 0, 0, 700, ordinals);
+                slots_bind(job, 0, 0, 700, ordinals);
                 if (round % 2)
                         flow_ok("sheaf rm data --force");
                 sheaf_job_close(job);

@@ -4,6 +4,7 @@
 #include "proto/digest.h"
 #include "proto/subset.h"
 #include "tests/flow/peer.h"
+#include "tests/flow/slots.h"
 
 #define FILES 1203
 #define LEN   600
@@ -60,30 +61,6 @@ static struct sheaf_job *open_job(
         return job;
 }
 
-static void bind_slots(struct sheaf_job *job, uint64_t epoch, uint32_t first,
-        uint32_t count, uint64_t *ordinals)
-{
-        uint32_t slots[FILES];
-
-        for (uint32_t i = 0; i < count; i++)
-                slots[i] = first + i;
-        cr_assert_eq(sheaf_job_bind(job, epoch, slots, count, 0, ordinals), 0,
-                "%s", sheaf_last_error());
-}
-
-static void each_once(const uint64_t *ordinals, uint32_t count)
-{
-        static bool seen[FILES];
-
-        memset(seen, 0, sizeof(seen));
-        for (uint32_t i = 0; i < count; i++) {
-                cr_assert_lt(ordinals[i], FILES);
-                cr_assert(!seen[ordinals[i]], "slot %u: %llu twice", i,
-                        (unsigned long long)ordinals[i]);
-                seen[ordinals[i]] = true;
-        }
-}
-
 /* A new connection: as another process would have. */
 static void reconnect(void)
 {
@@ -131,7 +108,7 @@ static uint32_t split(uint8_t train[BYTES], uint8_t val[BYTES])
 static void of_subset(
         const uint64_t *ordinals, uint32_t count, const uint8_t *subset)
 {
-        each_once(ordinals, count);
+        slots_each_once(ordinals, count, FILES);
         for (uint32_t i = 0; i < count; i++)
                 cr_assert(subset[ordinals[i] / 8] >> ordinals[i] % 8 & 1);
 }
@@ -154,14 +131,14 @@ Test(resume, splits_have_slots_of_their_own)
                 cr_assert_eq(sheaf_job_samples(one), n);
                 cr_assert_eq(sheaf_job_samples(two), FILES - n);
                 for (uint64_t epoch = 0; epoch < 5; epoch++) {
-                        bind_slots(one, epoch, 0, n / 2, a);
-                        bind_slots(two, epoch, 0, 100, b);
+                        slots_bind(one, epoch, 0, n / 2, a);
+                        slots_bind(two, epoch, 0, 100, b);
                         if (epoch == 1) {
                                 flow_kill();
                                 flow_start();
                         }
-                        bind_slots(one, epoch, n / 2, n - n / 2, a + n / 2);
-                        bind_slots(two, epoch, 100, FILES - n - 100, b + 100);
+                        slots_bind(one, epoch, n / 2, n - n / 2, a + n / 2);
+                        slots_bind(two, epoch, 100, FILES - n - 100, b + 100);
                         of_subset(a, n, train);
                         of_subset(b, FILES - n, val);
                 }
@@ -202,7 +179,7 @@ Test(resume, of_a_split_only_its_files_are_fetched)
         uint32_t n = split(train, val);
         struct sheaf_job *job = open_job("train", SHEAF_JOB_SHARED, train);
 
-        bind_slots(job, 0, 0, n, ordinals);
+        slots_bind(job, 0, 0, n, ordinals);
         cr_assert(flow_until(30, flow_stat_of("data", "origin.reads") >= n));
         for (uint32_t i = 0; i < n; i++) {
                 struct sheaf_view view;
@@ -340,7 +317,7 @@ struct checkpoint {
 static void stop_at(struct sheaf_job *job, uint32_t yielded, uint32_t bound,
         struct checkpoint *c)
 {
-        bind_slots(job, 2, 0, bound, c->had);
+        slots_bind(job, 2, 0, bound, c->had);
         c->bound = bound;
         cr_assert_eq(sheaf_job_save(job, 2, yielded, &c->state, c->bitmap), 0,
                 "%s", sheaf_last_error());
@@ -360,13 +337,13 @@ static void ends_well(
         while (at < n) {
                 uint32_t count = SHEAF_MIN(n - at, 37u);
 
-                bind_slots(job, 2, at, count, all + at);
+                slots_bind(job, 2, at, count, all + at);
                 at += count;
         }
-        each_once(all, n);
+        slots_each_once(all, n, FILES);
         cr_assert_eq(memcmp(all, c->had, same * sizeof(*all)), 0);
-        bind_slots(job, 3, 0, n, all);
-        each_once(all, n);
+        slots_bind(job, 3, 0, n, all);
+        slots_each_once(all, n, FILES);
 }
 
 static struct sheaf_job *job_of(size_t o, const uint8_t *subset)
@@ -385,7 +362,7 @@ static void neighbour(uint64_t epoch)
         static uint64_t ordinals[FILES];
         struct sheaf_job *job = open_job("other", SHEAF_JOB_STRICT, NULL);
 
-        bind_slots(job, epoch, 0, FILES / 3, ordinals);
+        slots_bind(job, epoch, 0, FILES / 3, ordinals);
         for (uint32_t i = 0; i < FILES / 3; i++) {
                 struct sheaf_view view;
 
@@ -485,15 +462,15 @@ Test(resume, a_resumed_run_is_resumed)
                 cr_assert_eq(sheaf_job_restore(job, &c->state, c->bitmap), 0,
                         "%s", sheaf_last_error());
                 /* on, past a kill with journal */
-                bind_slots(job, 2, yielded, 150, c->had + yielded);
+                slots_bind(job, 2, yielded, 150, c->had + yielded);
                 flow_kill();
                 flow_start();
-                bind_slots(job, 2, yielded + 150, 150, c->had + yielded + 150);
+                slots_bind(job, 2, yielded + 150, 150, c->had + yielded + 150);
                 yielded += 300;
                 cr_assert_eq(
                         sheaf_job_save(job, 2, yielded, &c->state, c->bitmap),
                         0, "%s", sheaf_last_error());
-                each_once(c->had, yielded);
+                slots_each_once(c->had, yielded, FILES);
                 sheaf_job_close(job);
         }
         job = job_of(0, NULL);
@@ -587,7 +564,7 @@ Test(resume, neither_is_an_error)
         cr_assert_eq(sheaf_job_restore(job, &c->state, c->bitmap), -EINVAL);
         c->bitmap[3] ^= 4;
         /* the epoch was begun anew, by a loader that did not restore */
-        bind_slots(job, 2, 0, 64, ordinals);
+        slots_bind(job, 2, 0, 64, ordinals);
         cr_assert_eq(sheaf_job_restore(job, &c->state, c->bitmap), -EEXIST);
         cr_assert_not_null(strstr(sheaf_last_error(), "name"));
         sheaf_job_close(job);
@@ -615,8 +592,8 @@ Test(resume, at_the_ends_of_an_epoch)
         job = job_of(0, NULL);
         cr_assert_eq(sheaf_job_restore(job, &c->state, c->bitmap), 0, "%s",
                 sheaf_last_error());
-        bind_slots(job, 2, 0, FILES, ordinals);
-        each_once(ordinals, FILES);
+        slots_bind(job, 2, 0, FILES, ordinals);
+        slots_each_once(ordinals, FILES, FILES);
         ends_well(job, c, FILES);
         sheaf_job_close(job);
 }
@@ -630,7 +607,7 @@ Test(resume, saves_in_steps_agree)
         struct sheaf_job_state a, b;
 
         for (uint32_t at = 100; at <= FILES; at += 100) {
-                bind_slots(job, 2, 0, at, ordinals);
+                slots_bind(job, 2, 0, at, ordinals);
                 cr_assert_eq(sheaf_job_save(job, 2, at, &a, one), 0);
                 fresh = job_of(0, NULL);
                 cr_assert_eq(sheaf_job_save(fresh, 2, at, &b, other), 0);
@@ -659,7 +636,7 @@ Test(resume, a_run_is_replayed)
 
         for (uint64_t epoch = 0; epoch < 6; epoch++) {
                 neighbour(epoch);
-                bind_slots(
+                slots_bind(
                         job, epoch, 0, epoch == 4 ? 1100 : FILES, had[epoch]);
         }
         sheaf_job_close(job);
@@ -671,7 +648,7 @@ Test(resume, a_run_is_replayed)
         for (uint64_t epoch = 6; epoch--;) {
                 uint32_t n = epoch == 4 ? 1100 : FILES;
 
-                bind_slots(job, epoch, 0, n, again);
+                slots_bind(job, epoch, 0, n, again);
                 cr_assert_eq(memcmp(again, had[epoch], n * 8), 0, "epoch %d",
                         (int)epoch);
         }
@@ -687,8 +664,8 @@ Test(resume, a_run_is_replayed)
         sheaf_job_close(job);
         /* back in an early epoch, a job goes on where it was */
         job = job_of(0, NULL);
-        bind_slots(job, 4, 0, FILES, again);
-        each_once(again, FILES);
+        slots_bind(job, 4, 0, FILES, again);
+        slots_each_once(again, FILES, FILES);
         cr_assert_eq(memcmp(again, had[4], 1100 * 8), 0);
         sheaf_job_close(job);
 }
@@ -703,15 +680,15 @@ Test(resume, epochs_come_in_any_order)
         for (size_t i = 0; i < SHEAF_ARRAY_LEN(epochs); i++) {
                 uint64_t *of = had[epochs[i]];
 
-                bind_slots(job, epochs[i], 0, 300, again);
+                slots_bind(job, epochs[i], 0, 300, again);
                 if (of[0] | of[1])
                         cr_assert_eq(memcmp(of, again, 300 * 8), 0, "epoch %d",
                                 (int)epochs[i]);
                 memcpy(of, again, 300 * 8);
         }
         for (size_t i = 0; i < SHEAF_ARRAY_LEN(epochs); i++) {
-                bind_slots(job, epochs[i], 0, FILES, again);
-                each_once(again, FILES);
+                slots_bind(job, epochs[i], 0, FILES, again);
+                slots_each_once(again, FILES, FILES);
                 cr_assert_eq(memcmp(had[epochs[i]], again, 300 * 8), 0);
         }
         sheaf_job_close(job);
@@ -725,21 +702,21 @@ Test(resume, a_lost_place_is_told)
         struct sheaf_job *job = job_of(0, NULL);
         char text[300];
 
-        bind_slots(job, 2, 0, 700, ordinals);
-        bind_slots(job, 2, 0, 700, ordinals);
+        slots_bind(job, 2, 0, 700, ordinals);
+        slots_bind(job, 2, 0, 700, ordinals);
         cr_assert_eq(sheaf_job_warning(job, text, sizeof(text)), 0);
         sheaf_job_close(job);
         reconnect();
         job = job_of(0, NULL);
         for (uint32_t at = 700 - 64; at < 900; at += 16)
-                bind_slots(job, 2, at, 16, ordinals);
+                slots_bind(job, 2, at, 16, ordinals);
         cr_assert_eq(sheaf_job_warning(job, text, sizeof(text)), 0, "%s", text);
         sheaf_job_close(job);
         cr_assert_eq(flow_stat("jobs.repeats"), 0);
         reconnect();
         job = job_of(0, NULL);
         for (uint32_t at = 0; at < 400; at += 16)
-                bind_slots(job, 2, at, 16, ordinals);
+                slots_bind(job, 2, at, 16, ordinals);
         cr_assert_gt(sheaf_job_warning(job, text, sizeof(text)), 0);
         cr_assert_not_null(strstr(text, "job-0"), "%s", text);
         cr_assert_not_null(strstr(text, "epoch 2"), "%s", text);
