@@ -497,6 +497,9 @@ void sheaf_registry_forget(struct sheaf_reg_dataset *dataset)
 {
         struct sheaf_registry *registry = dataset->registry;
 
+        /* Two removals, or one beside an add that is given up. */
+        if (dataset->removed)
+                return;
         dataset->removed = true;
         TAILQ_REMOVE(&registry->datasets, dataset, link);
         TAILQ_INSERT_TAIL(&registry->leaving, dataset, link);

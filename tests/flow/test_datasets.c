@@ -97,6 +97,33 @@ Test(datasets, removed_is_removed)
         flow_stop();
 }
 
+/* Two removals of one dataset at once, and one beside an add that is given
+ * up: what is added afterwards is there, and stays. */
+Test(datasets, removed_by_several_at_once)
+{
+        make_tree();
+        flow_start();
+        for (int i = 0; i < 10; i++) {
+                flow_ok("sheaf add twice %s", flow.origin);
+                flow_run("for n in 1 2 3 4; do "
+                         "sheaf rm --force twice & done; wait");
+                flow_run("timeout -s KILL 0.0%d sheaf add half %s & "
+                         "while sheaf rm --force half; do :; done; "
+                         "sheaf rm --force half; wait; sheaf rm --force half",
+                        1 + i % 9, flow.origin);
+                flow_ok("sheaf add data%d %s", i, flow.origin);
+                flow_ok("sheaf ls data%d", i);
+        }
+        cr_assert(flow_until(30, versions() == 10), "%zu versions", versions());
+        for (int i = 0; i < 10; i++)
+                flow_ok("sheaf ls data%d", i);
+        flow_stop();
+        flow_start();
+        for (int i = 0; i < 10; i++)
+                flow_ok("sheaf ls data%d", i);
+        flow_stop();
+}
+
 /* Whether the daemon may write files. */
 static void allow_writes(bool allowed)
 {
