@@ -9,11 +9,13 @@ and writes what each returned, or the text of what it raised.
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import traceback
+import uuid
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +23,9 @@ from typing import Any
 
 # Generous: a loaded machine needs half a minute to import the frameworks.
 _DEADLINE_S = 420
+
+# In the environment of all that one launch() starts.
+_MARK = "SHEAF_TEST_LAUNCH"
 
 
 def launch(
@@ -32,7 +37,9 @@ def launch(
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += [f"--nproc-per-node={world}", "--max-restarts=0"]
     command += [str(Path(__file__).parent / script), str(directory)]
+    mark = uuid.uuid4().hex
     environment = dict(os.environ, OMP_NUM_THREADS="1")
+    environment[_MARK] = mark
     environment["PYTHONPATH"] = os.pathsep.join(p for p in sys.path if p)
     with log.open("wb") as out:
         child = subprocess.Popen(
@@ -49,7 +56,7 @@ def launch(
         except subprocess.TimeoutExpired:
             status = -signal.SIGALRM
         finally:
-            end_session(child.pid)
+            end_all(mark)
             child.wait()
     text = log.read_text(errors="replace")
     assert status == 0, f"{script} ended with {status}:\n{text[-6000:]}"
@@ -59,15 +66,16 @@ def launch(
     ]
 
 
-def end_session(leader: int) -> None:
-    """Kills every process of a session: ranks have groups of their own."""
+def end_all(mark: str) -> None:
+    """Kills whatever was launched: ranks have sessions of their own."""
+    wanted = f"{_MARK}={mark}".encode()
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
         try:
-            if os.getsid(int(entry.name)) == leader:
+            if wanted in (entry / "environ").read_bytes().split(b"\0"):
                 os.kill(int(entry.name), signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):
+        except OSError:
             continue
 
 
@@ -90,7 +98,15 @@ def outcome(results: list[dict[str, Any]], scenario: str) -> list[Any]:
 
 
 def main(scenarios: dict[str, Callable[[], Any]]) -> None:
-    """The script's side of launch()."""
+    """The script's side of launch().
+
+    Workers come from a fork server: a fork beside gloo's threads, which enter
+    Python, may leave a lock of the interpreter held in the child, before
+    Python 3.12 (https://github.com/python/cpython/issues/112275).
+    """
+    multiprocessing.set_start_method("forkserver")
+    # the frameworks are imported once, there
+    multiprocessing.set_forkserver_preload([Path(sys.argv[0]).stem])
     results: dict[str, Any] = {}
     for name in sys.argv[2:]:
         try:
