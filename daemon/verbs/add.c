@@ -283,6 +283,10 @@ static void listed(struct sheaf_origin_list *list, int rc, int memfd,
 
         job->at_origin = false;
         job->claim_fd = memfd;
+        if (job->dataset->removed) {
+                job_fail(job, -ESTALE, "removed while it was listed");
+                return;
+        }
         if (rc || !job->call.conn) {
                 job_fail(job, rc ? rc : -ECANCELED,
                         rc == -ETIMEDOUT

@@ -92,7 +92,7 @@ Test(datasets, removed_is_removed)
         flow_start();
         flow_ok("sheaf ls --json");
         cr_assert_not(strstr(flow.last.out, "data"), "%s", flow.last.out);
-        cr_assert(flow_until(5, versions() == 0), "%zu versions stay",
+        cr_assert(flow_until(30, versions() == 0), "%zu versions stay",
                 versions());
         flow_stop();
 }
@@ -121,6 +121,55 @@ Test(datasets, removed_by_several_at_once)
         flow_start();
         for (int i = 0; i < 10; i++)
                 flow_ok("sheaf ls data%d", i);
+        flow_stop();
+}
+
+/* Runs verbs on three names until @end; some are killed. */
+static void command_on(unsigned int seed, double end)
+{
+        static const char *const verbs[] = { "add", "add", "add", "rm --force",
+                "rm --force", "update", "share --force", "seal", "warmup",
+                "warmup --evict", "verify", "ls --json" };
+
+        while (flow_now() < end) {
+                const char *verb =
+                        verbs[(size_t)rand_r(&seed) % SHEAF_ARRAY_LEN(verbs)];
+                int name = rand_r(&seed) % 3, wait = rand_r(&seed) % 40;
+                const char *more = !strcmp(verb, "add") ? flow.origin : "";
+
+                if (!strncmp(verb, "share", 5))
+                        more = rand_r(&seed) % 2 ? "all" : "owner";
+                if (wait < 10)
+                        flow_run("timeout -s KILL 0.0%d sheaf %s some%d %s",
+                                wait, verb, name, more);
+                else
+                        flow_run("sheaf %s some%d %s", verb, name, more);
+        }
+        _exit(0);
+}
+
+/* Whatever is done to datasets at once, those that are made afterwards are
+ * there and whole, and nothing stays of the others. */
+Test(datasets, many_verbs_at_once)
+{
+        pid_t users[5];
+
+        make_tree();
+        flow_start();
+        for (unsigned int i = 0; i < SHEAF_ARRAY_LEN(users); i++) {
+                users[i] = flow_fork(0, 0);
+                if (!users[i])
+                        command_on(i + 1, flow_now() + 5);
+        }
+        for (size_t i = 0; i < SHEAF_ARRAY_LEN(users); i++)
+                cr_assert_eq(flow_join(users[i], 60), 0);
+        for (int i = 0; i < 3; i++) {
+                flow_run("sheaf rm --force some%d", i);
+                flow_ok("sheaf add data%d %s", i, flow.origin);
+        }
+        cr_assert(flow_until(30, versions() == 3), "%zu versions", versions());
+        for (int i = 0; i < 3; i++)
+                flow_ok("sheaf verify data%d", i);
         flow_stop();
 }
 
@@ -222,12 +271,12 @@ Test(datasets, given_up_listings_leave_nothing)
                         i % 2 ? "KILL" : "INT", 1 + i % 9, i, flow.origin);
                 flow_run("sheaf rm --force data%d", i);
         }
-        cr_assert(flow_until(5, versions() == 0), "%zu versions stay",
+        cr_assert(flow_until(30, versions() == 0), "%zu versions stay",
                 versions());
         flow_ok("sheaf add data %s", flow.origin);
         flow_run("timeout -s INT 0.02 sheaf update data");
         flow_ok("sheaf ls data");
-        cr_assert(flow_until(5, !flow_run("sheaf update data")), "%s",
+        cr_assert(flow_until(30, !flow_run("sheaf update data")), "%s",
                 flow.last.err);
         flow_stop();
 }
