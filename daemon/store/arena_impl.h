@@ -167,6 +167,7 @@ struct sheaf_space {
         bool live;
         int64_t idle_since_ns;
         uint32_t open[SHEAF_SPACE_OPEN], turn;
+        uint32_t easy; /* in a row emptied at the first try: pins fit */
         uint32_t *stock, stock_count, stock_cap;
         struct sheaf_seglist ring, ready, parked;
         uint32_t segs;

@@ -19,6 +19,7 @@
 #define BATCH_MAX          8
 #define TRIES_MAX          6 /* of each kind, in one placement */
 #define BATCH_BYTES        (64 * SHEAF_MIB)
+#define EASY_LEAST         2
 #define RING_SHARE_INVERSE 200 /* 0.5 % of the dataset */
 
 int sheaf_space_new(struct sheaf_arena *arena, const char *name,
@@ -185,21 +186,38 @@ static int stock_push(struct sheaf_space *space, uint32_t seg)
         return 0;
 }
 
-/* A full segment: stock while there is more free than the ring needs. */
+/* Does a full segment become stock? While there is more free than the ring
+ * needs; and while more flows than that, so that what the ring took, for pins
+ * or for jobs that wanted it, comes back. Not at once: a ring that is full of
+ * pins would take it again, and each time something else were gone. */
+static bool becomes_stock(struct sheaf_space *space)
+{
+        struct sheaf_arena *arena = space->arena;
+        uint32_t ring = space->ring.count + space->ready.count;
+        uint64_t left = arena->free.count + sheaf_arena_segs_left(arena);
+
+        if (left + ring <= ring_need(space))
+                return false;
+        if (left)
+                return true;
+        if (space->easy < EASY_LEAST + ring / 4)
+                return false;
+        space->easy = 0;
+        return true;
+}
+
 static void close_open(struct sheaf_space *space, uint32_t *open)
 {
         struct sheaf_arena *arena = space->arena;
-        uint32_t seg = *open, ring = space->ring.count + space->ready.count;
-        uint64_t left = arena->free.count + sheaf_arena_segs_left(arena);
-        uint32_t need = ring_need(space);
         struct sheaf_segment *segment;
+        uint32_t seg = *open;
 
         if (seg == SHEAF_NONE)
                 return;
         segment = &arena->segs[seg];
         *open = SHEAF_NONE;
         segment->gap_count = 0;
-        if (left + ring > need && left && stock_push(space, seg) == 0) {
+        if (becomes_stock(space) && stock_push(space, seg) == 0) {
                 segment->state = SHEAF_SEG_STOCK;
         } else {
                 segment->state = SHEAF_SEG_RING;
@@ -396,15 +414,17 @@ static uint32_t take_batch(struct sheaf_space *space,
 
 static uint32_t take_own(struct sheaf_space *space, uint32_t room)
 {
-        uint32_t need = ring_need(space), batch, keep, tries, seg;
+        uint32_t need = ring_need(space), batch, keep, tries, first, seg;
 
         /* What was emptied ahead counts as ring: a batch may go below. */
         batch = (uint32_t)batch_max(space->arena);
         keep = need + 1 > batch ? need + 1 - batch : 0;
         seg = take_listed(space, &space->ready, room);
-        tries = SHEAF_MIN(space->ring.count, (uint32_t)TRIES_MAX);
+        first = tries = SHEAF_MIN(space->ring.count, (uint32_t)TRIES_MAX);
         for (; seg == SHEAF_NONE && tries && space->ring.count > need; tries--)
                 seg = take_batch(space, &space->ring, keep, room);
+        space->easy =
+                seg != SHEAF_NONE && tries + 1 >= first ? space->easy + 1 : 0;
         tries = SHEAF_MIN(space->parked.count, (uint32_t)TRIES_MAX);
         for (; seg == SHEAF_NONE && tries; tries--) {
                 uint32_t parked = oldest(space, &space->parked);

@@ -210,6 +210,74 @@ Test(stock, what_is_filled_first_stays)
         rig_close(&rig);
 }
 
+/* What jobs wanted for the ring goes back to stock when they want it no more:
+ * after that, what is stock stays, whatever else flows. */
+Test(stock, ring_gives_back_what_jobs_wanted)
+{
+        uint64_t n = 0, before, most;
+        struct rig rig;
+
+        rig_open(&rig, 256 * SHEAF_MIB, 200000);
+        for (; n < 6000; n++)
+                cr_assert_eq(put_quick(&rig, n), 0);
+        before = rig_stats(&rig).segments_stock;
+        sheaf_space_want_ring(rig.space, 256 * SHEAF_MIB);
+        for (; n < 12000; n++)
+                cr_assert_eq(put_quick(&rig, n), 0);
+        most = rig_stats(&rig).segments_ring;
+        cr_expect_geq(most, 7, "a quarter of the space may flow");
+        cr_expect_lt(rig_stats(&rig).segments_stock, before);
+        sheaf_space_want_ring(rig.space, 0);
+        for (; n < 24000; n++)
+                cr_assert_eq(put_quick(&rig, n), 0);
+        cr_expect_geq(rig_stats(&rig).segments_stock, before);
+        cr_expect_lt(rig_stats(&rig).segments_ring, most);
+        rig_close(&rig);
+}
+
+/* The same for what was taken while pins left no gap in the ring: in small
+ * arenas each large block takes from stock then. */
+static void ring_gives_back(uint64_t bytes_max)
+{
+        const _Atomic uint64_t *words;
+        struct sheaf_hazard *hazard;
+        struct sheaf_pins *pins;
+        uint64_t n = 0, before;
+        uint32_t slot = 0;
+        struct rig rig;
+
+        rig_open(&rig, bytes_max, 200000);
+        cr_assert_eq(sheaf_pins_new(rig.arena, &pins), 0);
+        hazard = hazard_map(pins);
+        words = words_map(rig.table, 200000);
+        for (; n < 6000; n++)
+                cr_assert_eq(put_quick(&rig, n), 0);
+        before = rig_stats(&rig).segments_stock;
+        /* A pin every MiB of what flows. */
+        for (; rig_stats(&rig).segments_stock * 2 > before; n++) {
+                cr_assert_lt(n, 100000, "nothing was taken from stock");
+                if (n % 50 == 0)
+                        rig.len = len_shard;
+                (void)put_quick(&rig, n);
+                rig.len = len_image;
+                if (n % 10 == 0 && resident(&rig, n))
+                        hold(hazard, slot++ % 512, words, n);
+        }
+        for (uint32_t i = 0; i < 512; i++)
+                sheaf_pin_clear(&hazard->slot[i]);
+        for (uint64_t end = n + 6000; n < end; n++)
+                cr_assert_eq(put_quick(&rig, n), 0);
+        cr_expect_geq(rig_stats(&rig).segments_stock, before);
+        sheaf_pins_free(pins);
+        rig_close(&rig);
+}
+
+Test(stock, ring_gives_back_what_pins_took)
+{
+        ring_gives_back(56 * SHEAF_MIB);
+        ring_gives_back(256 * SHEAF_MIB);
+}
+
 Test(stock, nothing_can_be_emptied)
 {
         struct sheaf_pins *pins;

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import io
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -143,8 +144,15 @@ def _streaming() -> Any:
         for name in ("nms", "qnms"):
             operators.define(name + "() -> ()")
         _kept.append(operators)
+        # What the first try left behind would lack its place in the parent.
+        for name in [name for name in sys.modules if _is_streaming(name)]:
+            del sys.modules[name]
         import streaming
     return streaming
+
+
+def _is_streaming(name: str) -> bool:
+    return name.partition(".")[0] in ("streaming", "torchvision")
 
 
 _kept: list[Any] = []
