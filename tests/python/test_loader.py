@@ -6,12 +6,14 @@ from __future__ import annotations
 import gc
 import itertools
 import multiprocessing
+import time
 from typing import Any
 
 import pytest
 import sheaf
 import torch
 from conftest import N, number_of
+from sheaf.stats import COUNTERS
 from torch.utils.data import DataLoader
 
 
@@ -84,6 +86,54 @@ def test_batches_cross_the_border_in_place(data: str) -> None:
         assert all(number_of(bytes(s)) == int(s.key[-4:]) for s in batch)
         assert not any(s.is_copy for s in batch)
     assert ds.stats()["samples"] == N
+
+
+def slow(sample: sheaf.Sample) -> int:
+    time.sleep(0.001)
+    return number_of(bytes(sample))
+
+
+@pytest.mark.parametrize(
+    ("method", "persistent"),
+    [("fork", False), ("fork", True), ("spawn", False)],
+)
+def test_stats_of_workers(data: str, method: str, persistent: bool) -> None:
+    """Of all workers together and of each, over passes and their ends."""
+    ds = sheaf.Dataset(data, transform=slow)
+    loaders = [
+        sheaf.Loader(
+            ds,
+            50,
+            num_workers=2,
+            multiprocessing_context=method,
+            persistent_workers=persistent,
+        )
+        for _ in range(2)
+    ]
+    assert loaders[0].worker_stats() == []
+    for epoch in range(2):
+        assert len([x for b in loaders[0] for x in b]) == N
+        total, rows = loaders[0].stats(), loaders[0].worker_stats()
+        assert total["samples"] == (epoch + 1) * N
+        assert total["hits"] + total["misses"] == (epoch + 1) * N
+        assert total["prep_s"] >= (epoch + 1) * N * 0.001
+        assert total["fetch_s"] > 0 and total["wait_s"] > 0
+        passes = epoch + 1 if persistent else 1
+        assert sum(row["samples"] for row in rows) == passes * N
+        assert len(rows) == 2 and all(row["samples"] > 0 for row in rows)
+    assert loaders[1].stats()["samples"] == 0
+    assert ds.stats()["samples"] == 0 and ds.stats()["prep_s"] == 0
+
+
+def test_stats_without_workers(data: str) -> None:
+    """They are the Dataset's."""
+    ds = sheaf.Dataset(data, transform=slow)
+    loader = sheaf.Loader(ds, 50)
+    assert sum(len(b) for b in loader) == N
+    stats = loader.stats()
+    assert stats.pop("wait_s") > 0 and loader.worker_stats() == []
+    assert stats == ds.stats() and stats["samples"] == N
+    assert stats.keys() == {*COUNTERS, "pinned_bytes", "grant_bytes"}
 
 
 @pytest.mark.parametrize("drop_last", [False, True])

@@ -27,6 +27,7 @@ from .sample import Sample
 from .slots import is_slot
 from .source import Source, Spec, samples_again, source_of
 from .stats import Stats
+from .workers import Board
 
 ORDERS = {"shared": 0, "window": 1, "strict": 2}
 
@@ -160,6 +161,8 @@ class Dataset:
         self._before: dict[str, float] = {}  # counters when it was opened
         self._job: _sheaf.Job | None = None
         self.next_epoch = 0  # that no sampler of this Dataset has begun
+        self._fetch_s = self._prep_s = 0.0
+        self._board: Board | None = None  # where a worker tells its counters
         _datasets.add(self)
 
     # ---- opening ----
@@ -418,13 +421,18 @@ class Dataset:
         """One batch: one round trip binds its slots, one more fetches what is
         not in memory. IndexError: no such sample or slot; TypeError: an index
         is no integer; OSError."""
+        if self._board is not None:
+            self._board.begin(self)
         begun = timing.now()
         samples, failed = self._fetch(indices)
         fetched = timing.now()
         try:
             return self._items(samples, failed)
         finally:
-            timing.note(begun, fetched)
+            self._prep_s += timing.note(begun, fetched) - fetched
+            self._fetch_s += fetched - begun
+            if self._board is not None:
+                self._board.tell(self)
 
     def _items(
         self,
@@ -540,8 +548,10 @@ class Dataset:
         in memory), ``hit_bytes``; ``miss_wait_s`` spent waiting for misses;
         ``origin_samples`` and ``origin_bytes`` that this process read from the
         origin itself, the daemon being lost ``daemon_losses`` times;
-        ``replaced`` samples; ``pinned_bytes`` held and ``grant_bytes`` the
-        most that may be; ``reconnects`` to the daemon.
+        ``replaced`` samples and ``quarantined`` ones; ``reconnects`` to the
+        daemon; ``fetch_s`` in which batches were brought and ``prep_s`` in
+        which they were decoded and transformed, about, where several threads
+        read; ``pinned_bytes`` held and ``grant_bytes`` the most that may be.
         """
         stats = Stats(self._open().stats())
         for name in stats.keys() - {"pinned_bytes", "grant_bytes"}:
@@ -552,6 +562,7 @@ class Dataset:
         stats["daemon_losses"] = loss.losses
         stats["replaced"] = self._policy.replaced
         stats["quarantined"] = len(self._policy.quarantined)
+        stats["fetch_s"], stats["prep_s"] = self._fetch_s, self._prep_s
         return stats
 
     def __repr__(self) -> str:

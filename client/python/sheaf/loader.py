@@ -10,11 +10,13 @@ from typing import Any, Callable, Iterable, Iterator
 
 from torch.utils.data import DataLoader, Sampler
 
+from . import timing
 from .batches import collate
 from .dataset import Dataset
 from .errors import StateError
 from .sampler import SlotSampler, Span
-from .stats import Stats
+from .stats import COUNTERS, Stats
+from .workers import Board
 
 # Ends an epoch by the length of a full one.
 _LIGHTNING = {"lightning.pytorch", "pytorch_lightning"}
@@ -58,6 +60,9 @@ class Loader(DataLoader[Any]):
         self._slots = sampler if isinstance(sampler, SlotSampler) else None
         self._place: _Place | None = None
         self._before = 0  # batches that a loaded state had taken
+        self._board: Board | None = None  # of the newest workers
+        self._ended = Stats.fromkeys(COUNTERS, 0.0)  # by those before them
+        self._waited = [0.0]
         if batch_sampler is None:
             options.update(
                 batch_size=batch_size, sampler=sampler, drop_last=drop_last
@@ -120,9 +125,38 @@ class Loader(DataLoader[Any]):
         self._before = int(state.get("batches", 0))
         self._place = None
 
+    def _get_iterator(self) -> Any:
+        dataset = self.dataset
+        if not self.num_workers or not isinstance(dataset, Dataset):
+            return super()._get_iterator()
+        for row in self.worker_stats():
+            for name in COUNTERS:
+                self._ended[name] += row[name]
+        # It goes with the Dataset to the workers that are started now.
+        self._board = dataset._board = Board(self.num_workers)
+        try:
+            return super()._get_iterator()
+        finally:
+            dataset._board = None
+
     def stats(self) -> Stats:
-        """Counters of this process's Dataset."""
-        return self.dataset.stats()  # type: ignore[attr-defined,no-any-return]
+        """Counters as ``Dataset.stats()``, and ``wait_s`` in which the loop
+        waited for a batch (slots only; StallProfiler says for what).
+
+        With workers: what all workers of this Loader have counted, up to the
+        batches that they have ready. Samples that come from them in place are
+        pinned here once more, which ``dataset.stats()`` counts; so is what
+        ``pinned_bytes`` and ``grant_bytes`` say."""
+        stats: Stats = self.dataset.stats()  # type: ignore[attr-defined]
+        if self.num_workers:
+            rows = [self._ended, *self.worker_stats()]
+            stats.update({n: sum(row[n] for row in rows) for n in COUNTERS})
+        stats["wait_s"] = self._waited[0]
+        return stats
+
+    def worker_stats(self) -> list[Stats]:
+        """What each worker of the newest pass has counted; [] without."""
+        return self._board.rows() if self._board is not None else []
 
 
 @dataclass
@@ -156,20 +190,24 @@ class _Pass(Iterator[Any]):
         self._loader: Loader | None = loader
         self._sampler = sampler
         self._begin = begin
+        self._waited = loader._waited
         self._inner: Iterator[Any] = iter(())
 
     def __iter__(self) -> "_Pass":
         return self
 
     def __next__(self) -> Any:
-        if self._loader is not None:
-            self._place = self._start(self._loader)
-            self._loader = None
+        asked = timing.now()
         try:
+            if self._loader is not None:
+                self._place = self._start(self._loader)
+                self._loader = None
             batch = next(self._inner)
         except StopIteration:
             self._place.batches = self._place.last
             raise
+        finally:
+            self._waited[0] += timing.now() - asked
         self._place.batches += 1
         return batch
 

@@ -4,6 +4,27 @@
 from __future__ import annotations
 
 
+# What only grows, by name: all of Dataset.stats() but what is held just now.
+COUNTERS = (
+    "samples",
+    "copied_samples",
+    "hits",
+    "hit_bytes",
+    "misses",
+    "copies",
+    "copy_bytes",
+    "miss_wait_s",
+    "reconnects",
+    "origin_samples",
+    "origin_bytes",
+    "daemon_losses",
+    "replaced",
+    "quarantined",
+    "fetch_s",
+    "prep_s",
+)
+
+
 class Stats(dict[str, float]):
     """Counters by name; times in seconds, sizes in bytes."""
 

@@ -25,9 +25,11 @@ _here = threading.local()
 now = time.monotonic
 
 
-def note(begun: float, fetched: float) -> None:
-    """A batch is prepared now."""
-    _here.times = Times(begun, fetched, now())
+def note(begun: float, fetched: float) -> float:
+    """A batch is prepared now, at the time that this gives."""
+    prepared = now()
+    _here.times = Times(begun, fetched, prepared)
+    return prepared
 
 
 def last() -> Times | None:
