@@ -127,7 +127,8 @@ def _decoded_x(sample: dict[str, Any]) -> Any:
 
 
 def _raw_xs(samples: list[dict[str, Any]]) -> list[bytes]:
-    return [sample["x"] for sample in samples]
+    # LitData gives views, which do not pass from a worker to the loop
+    return [bytes(sample["x"]) for sample in samples]
 
 
 def _decoded_xs(samples: list[dict[str, Any]]) -> torch.Tensor:
