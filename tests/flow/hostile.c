@@ -189,6 +189,12 @@ static void reader_start(void)
         attack_start = flow_now();
 }
 
+void hostile_reader_leave(void)
+{
+        kill(reader, SIGKILL);
+        cr_assert_eq(flow_join(reader, 60), 128 + SIGKILL);
+}
+
 bool hostile_long_enough(void)
 {
         return flow_now() - attack_start > ATTACK_S;

@@ -28,6 +28,9 @@ void hostile_end_as(const char *test, const char *suffix);
 /* An honest client reads everything: right bytes. */
 void hostile_check_others(const char *name);
 
+/* Ends the honest reader, for tests of what nobody holds; no hostile_end()
+ * after that. */
+void hostile_reader_leave(void);
 /* Around the time in which a test has stopped the daemon: the honest reader
  * cannot connect anew. */
 void hostile_daemon_away(bool away);
