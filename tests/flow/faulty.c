@@ -41,7 +41,7 @@ void flow_faulty_mount(const char *dir)
                 _exit(97);
         }
         cr_assert(
-                flow_until(10, flow_mounted(dir) == 1), "no mount at %s", dir);
+                flow_until(30, flow_mounted(dir) == 1), "no mount at %s", dir);
 }
 
 void flow_faulty(const char *rules, ...)

@@ -336,7 +336,7 @@ void flow_launch(void)
 void flow_start(void)
 {
         flow_launch();
-        if (flow_until(10, flow_live() || flow_wait(flow.daemon, 0) >= 0) &&
+        if (flow_until(30, flow_live() || flow_wait(flow.daemon, 0) >= 0) &&
                 !kill(flow.daemon, 0))
                 return;
         show_log();
@@ -361,7 +361,7 @@ void flow_stop(void)
 
         cr_assert(flow.daemon > 0);
         kill(flow.daemon, SIGTERM);
-        rc = flow_wait(flow.daemon, 10);
+        rc = flow_wait(flow.daemon, 30);
         if (rc)
                 show_log();
         cr_assert_eq(rc, 0, "the daemon ended with %d", rc);
@@ -372,7 +372,7 @@ void flow_kill(void)
 {
         cr_assert(flow.daemon > 0);
         kill(flow.daemon, SIGKILL);
-        cr_assert_eq(flow_wait(flow.daemon, 10), 128 + SIGKILL,
+        cr_assert_eq(flow_wait(flow.daemon, 30), 128 + SIGKILL,
                 "the daemon had ended before");
         flow.daemon = 0;
 }

@@ -81,7 +81,7 @@ void hostile_begin(void)
         flow_ok("sheaf add --share all --force data %s", flow.origin);
         hostile_check_others("data");
         cr_assert(
-                flow_until(10, flow_stat("clients") <= 1 &&
+                flow_until(30, flow_stat("clients") <= 1 &&
                                        flow_stat("fetch.writing_bytes") == 0));
         fds_before = flow_fds(flow.daemon);
         rss_before = flow_rss(flow.daemon);
@@ -92,13 +92,13 @@ void hostile_end_as(const char *test, const char *suffix)
 {
         reader_end(test, suffix);
         hostile_check_others("data");
-        cr_assert(flow_until(10, flow_stat("clients") <= 1));
-        cr_assert(flow_until(10, flow_stat("fetch.in_flight") == 0 &&
+        cr_assert(flow_until(30, flow_stat("clients") <= 1));
+        cr_assert(flow_until(30, flow_stat("fetch.in_flight") == 0 &&
                                          flow_stat("fetch.hints_queued") == 0));
         cr_assert_eq(flow_stat("pins.clients"), 0);
         cr_assert_eq(flow_stat("pins.forks"), 0);
         cr_assert_eq(flow_stat("pins.granted_bytes"), 0);
-        cr_assert(flow_until(10, flow_fds(flow.daemon) <= fds_before + 24),
+        cr_assert(flow_until(30, flow_fds(flow.daemon) <= fds_before + 24),
                 "%ld descriptors, %ld before", flow_fds(flow.daemon),
                 fds_before);
         cr_assert_lt(flow_rss(flow.daemon), rss_before + GROWTH,

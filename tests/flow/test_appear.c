@@ -286,7 +286,7 @@ Test(appear, watchers_are_told_of_the_end_alone)
         flow_ok("sheaf add data %s", flow.origin);
         flow_mount("data", flow.mount);
         pid = watch(flow_path("mount/d"), ready);
-        cr_assert(flow_until(10, access(ready, F_OK) == 0));
+        cr_assert(flow_until(30, access(ready, F_OK) == 0));
         flow_file(2, BYTES, "d/new");
         flow_ok("rm %s/d/old", flow.origin);
         flow_ok("sheaf update data");

@@ -620,6 +620,6 @@ Test(attacks, hoarded_copies)
                 _exit(0);
         }
         hostile_join(pid, 60);
-        cr_expect(flow_until(5, flow_stat("clients.copy_bytes") == 0));
+        cr_expect(flow_until(20, flow_stat("clients.copy_bytes") == 0));
         hostile_end();
 }

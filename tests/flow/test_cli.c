@@ -230,9 +230,9 @@ Test(cli, progress_and_interrupt_of_warmup)
                 130, "%d\n%s%s", flow.last.rc, flow.last.out, flow.last.err);
         cr_assert_lt(flow.last.seconds, 5);
         cr_assert(flow_live());
-        cr_assert(flow_until(5, flow_stat("fetch.in_flight") +
-                                                flow_stat("fetch.queued") ==
-                                        0),
+        cr_assert(flow_until(20, flow_stat("fetch.in_flight") +
+                                                 flow_stat("fetch.queued") ==
+                                         0),
                 "the daemon works on: %g, %g", flow_stat("fetch.in_flight"),
                 flow_stat("fetch.queued"));
         cr_assert_gt(flow_stat("origin.bytes"), 0);
@@ -267,7 +267,7 @@ Test(cli, rm_of_a_dataset_in_use)
         cr_assert_eq(flow_check(flow_path("mount/d2/f2"), 2, BYTES, 4096), 0);
         flow_umount(flow.mount);
         flow_ok("sheaf rm data");
-        cr_assert(flow_until(5, flow_stat("disk.payload_bytes") == 0),
+        cr_assert(flow_until(20, flow_stat("disk.payload_bytes") == 0),
                 "%g bytes stay", flow_stat("disk.payload_bytes"));
         cr_assert_eq(flow_stat("arena.payload_bytes"), 0);
         flow_stop();
@@ -375,8 +375,8 @@ Test(cli, two_daemons_with_long_socket_paths)
                 pids[i] = flow_spawn(flow.log, arguments);
         }
         for (int i = 0; i < 2; i++) {
-                cr_assert(flow_until(5, flow_run("sheaf --socket %s status",
-                                                paths[i]) == 0),
+                cr_assert(flow_until(20, flow_run("sheaf --socket %s status",
+                                                 paths[i]) == 0),
                         "%s", flow.last.err);
                 flow_ok("sheaf --socket %s status --json | "
                         "grep -q '\"pid\": %d,'",

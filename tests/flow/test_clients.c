@@ -154,7 +154,7 @@ Test(clients, killed_with_pins)
                 flow_stat("pins.bytes"), CHUNK, "%g", flow_stat("pins.bytes"));
         for (uint32_t i = 1; i < 8; i++)
                 client_kill(&clients[i]);
-        cr_assert(flow_until(5, flow_stat("pins.bytes") <= CHUNK),
+        cr_assert(flow_until(20, flow_stat("pins.bytes") <= CHUNK),
                 "%g bytes stay pinned", flow_stat("pins.bytes"));
         flow_mount("data", flow.mount);
         for (uint32_t i = 0; i < FILES; i++)
@@ -164,7 +164,7 @@ Test(clients, killed_with_pins)
         churn();
         client_finish(&clients[0]);
         flow_umount(flow.mount);
-        cr_assert(flow_until(5, no_pins()), "%s", flow.last.out);
+        cr_assert(flow_until(20, no_pins()), "%s", flow.last.out);
         flow_stop();
 }
 
@@ -184,12 +184,12 @@ Test(clients, a_thousand_are_killed)
                 client_kill(&client);
                 if (i != 100)
                         continue;
-                cr_assert(flow_until(5, no_pins()));
+                cr_assert(flow_until(20, no_pins()));
                 fds = flow_fds(flow.daemon);
                 memory = flow_rss(flow.daemon);
                 blocks = flow_stat("arena.blocks");
         }
-        cr_assert(flow_until(5, no_pins()), "%s", flow.last.out);
+        cr_assert(flow_until(20, no_pins()), "%s", flow.last.out);
         cr_assert_leq(flow_fds(flow.daemon), fds + 2, "%ld from %ld",
                 flow_fds(flow.daemon), fds);
 #ifndef __SANITIZE_ADDRESS__ /* which keeps freed memory for a while */
@@ -227,7 +227,7 @@ Test(clients, five_hundred_at_once, .timeout = 240)
         cr_assert_leq(flow_stat("pins.granted_bytes"), 32 << 20);
         for (uint32_t i = 0; i < COUNT; i++)
                 client_finish(&clients[i]);
-        cr_assert(flow_until(5, no_pins()), "%s", flow.last.out);
+        cr_assert(flow_until(20, no_pins()), "%s", flow.last.out);
         churn();
         flow_stop();
 }
@@ -248,7 +248,7 @@ Test(clients, stopped_client_keeps_its_bytes)
         flow_sleep(2);
         kill(client.pid, SIGCONT);
         client_finish(&client);
-        cr_assert(flow_until(5, no_pins()), "%s", flow.last.out);
+        cr_assert(flow_until(20, no_pins()), "%s", flow.last.out);
         flow_stop();
 }
 
@@ -312,7 +312,7 @@ Test(clients, forked_children_hold_pins)
                 cr_assert_eq(read(say[0], &good, 1), 0);
                 close(say[0]);
         }
-        cr_assert(flow_until(5, no_pins()), "%s", flow.last.out);
+        cr_assert(flow_until(20, no_pins()), "%s", flow.last.out);
         flow_stop();
 }
 
@@ -409,7 +409,7 @@ Test(clients, views_cannot_be_written)
         client_finish(&witness);
         cr_assert_eq(flow_check(flow_path("mount/f05"), 5, CHUNK, 1 << 20), 0);
         churn();
-        cr_assert(flow_until(5, flow_stat("pins.bytes") == 0));
+        cr_assert(flow_until(20, flow_stat("pins.bytes") == 0));
         flow_umount(flow.mount);
         flow_stop();
 }

@@ -123,7 +123,7 @@ Test(clock, jumps)
                 kill(pids[r], SIGKILL);
                 flow_join(pids[r], 5);
         }
-        cr_assert(flow_until(5, flow_stat("pins.bytes") == 0));
+        cr_assert(flow_until(20, flow_stat("pins.bytes") == 0));
         flow_umount(flow.mount);
         flow_stop();
 }

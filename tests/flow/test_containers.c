@@ -257,7 +257,7 @@ Test(containers, an_open_tree_beneath_a_closed_one)
         cr_expect_eq(look_as(OTHER, 0), EACCES);
         flow_umount(flow.mount);
         /* Its client may end a moment later. */
-        cr_assert(flow_until(10, flow_run_as(OWNER, GROUP,
+        cr_assert(flow_until(30, flow_run_as(OWNER, GROUP,
                                          "sheaf share --force data "
                                          "group:2001") == 0),
                 "%s", flow.last.err);
@@ -366,7 +366,7 @@ Test(containers, a_user_has_so_many_datasets)
         cr_assert_eq(
                 flow_run_as(OTHER, 0, "sheaf add data4 %s", flow.origin), 0);
         as_owner("sheaf rm %s", "data1");
-        cr_assert(flow_until(10, flow_run_as(OWNER, GROUP, "sheaf add data4 %s",
+        cr_assert(flow_until(30, flow_run_as(OWNER, GROUP, "sheaf add data4 %s",
                                          flow.origin) == 0),
                 "%s", flow.last.err);
         flow_stop();

@@ -83,7 +83,7 @@ static bool empty_memory(void)
  * written are held for a moment. */
 static void forget_memory(void)
 {
-        cr_assert(flow_until(5, empty_memory()), "%g bytes stay",
+        cr_assert(flow_until(20, empty_memory()), "%g bytes stay",
                 flow_stat("arena.payload_bytes"));
 }
 

@@ -291,7 +291,7 @@ Test(host, sixty_four_descriptors)
                 cr_assert_eq(reader_reads(&readers[i], 0), 0);
         for (int i = 0; i < count; i++)
                 reader_end(&readers[i]);
-        cr_assert(flow_until(10, !flow_status_says("descriptors are used up")));
+        cr_assert(flow_until(30, !flow_status_says("descriptors are used up")));
         read_all();
         flow_stop();
         printf("flow.host: 64 descriptors serve %d clients\n", count);
@@ -322,7 +322,7 @@ Test(host, idle_connections_use_all_descriptors)
         cr_assert_gt(flow_stat("clients.dropped_mute"), 0);
         for (size_t i = 0; i < SHEAF_ARRAY_LEN(socks); i++)
                 sheaf_close_p(&socks[i]);
-        cr_assert(flow_until(10, !flow_status_says("descriptors are used up")));
+        cr_assert(flow_until(30, !flow_status_says("descriptors are used up")));
         for (; count < SHEAF_ARRAY_LEN(peers); count++) {
                 peers[count].sock = sheaf_wire_connect(flow.socket);
                 if (hello(&peers[count]))
@@ -334,7 +334,7 @@ Test(host, idle_connections_use_all_descriptors)
         not_busy();
         for (size_t i = 0; i < SHEAF_ARRAY_LEN(peers); i++)
                 sheaf_close_p(&peers[i].sock);
-        cr_assert(flow_until(10, !flow_status_says("descriptors are used up")));
+        cr_assert(flow_until(30, !flow_status_says("descriptors are used up")));
         read_all();
         reader_end(&early);
         reader_end(&late);
@@ -392,7 +392,7 @@ Test(host, no_descriptor_in_the_system)
         cr_assert_lt(shim->accepts - accepts, 1000, "%llu tries",
                 (unsigned long long)(shim->accepts - accepts));
         shim->accept_errno = 0;
-        cr_assert(flow_until(5, flow_live()));
+        cr_assert(flow_until(20, flow_live()));
         flow_ok("sheaf status");
         read_all();
         reader_end(&reader);
@@ -434,7 +434,7 @@ Test(host, names_that_do_not_come)
         cr_assert_neq(flow_run("sheaf ls '~root/data'"), 0);
         flow_ok("sheaf ls '~0/data'");
         shim->names_hang = 0;
-        cr_assert(flow_until(10, ({
+        cr_assert(flow_until(30, ({
                 flow_ok("sheaf ls --json");
                 strstr(flow.last.out, "\"root\"") != NULL;
         })),

@@ -503,7 +503,7 @@ Test(hostile, forks_without_end)
         close(p.sock);
         close(pipe_fd[0]);
         close(pipe_fd[1]);
-        cr_assert(flow_until(5, flow_stat("pins.forks") == 0));
+        cr_assert(flow_until(20, flow_stat("pins.forks") == 0));
         hostile_end();
 }
 

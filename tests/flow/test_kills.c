@@ -445,7 +445,7 @@ static void mount_once(uint64_t *cut)
                 ++*cut;
                 cut_command("exec sheaf mount --refresh \"$KILLS_DIR\"");
         }
-        cr_assert(flow_until(10, kill_servers()));
+        cr_assert(flow_until(30, kill_servers()));
         for (int i = 0; i < 2; i++) {
                 rc = flow_join(readers[i], 30);
                 cr_assert_eq(rc, 0, "a reader of the mount ended with %d", rc);
@@ -457,7 +457,7 @@ static void mount_once(uint64_t *cut)
                 ++*cut;
                 cut_command("exec sheaf mount data \"$KILLS_DIR\"");
                 /* It may have come to its end before. */
-                cr_assert(flow_until(10, kill_servers()));
+                cr_assert(flow_until(30, kill_servers()));
         }
 }
 

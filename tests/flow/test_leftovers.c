@@ -78,7 +78,7 @@ Test(leftovers, daemon_and_client_are_killed)
                 timed_start();
                 read_f();
         }
-        cr_assert(flow_until(10, flow_stat("pins.bytes") == 0));
+        cr_assert(flow_until(30, flow_stat("pins.bytes") == 0));
         /* Shared memory has no names that could be left, or be taken by
          * somebody before. */
         flow_ok("! grep -q /dev/shm/ /proc/%d/maps", (int)flow.daemon);
@@ -158,7 +158,7 @@ Test(leftovers, a_stranger_took_the_usual_place)
         cr_assert(!mkdir(dir, 0777), "%s: %s", dir, strerror(errno));
         cr_assert(!chown(dir, other, other) && !chmod(dir, 0777));
         trap = start_trap(path, ready, other);
-        cr_assert(flow_until(10, access(ready, F_OK) == 0));
+        cr_assert(flow_until(30, access(ready, F_OK) == 0));
         unsetenv("SHEAF_SOCKET");
         rc = flow_run_as(uid, 0, "timeout 20 sheaf status");
         cr_assert_eq(rc, 3, "%d: %s", rc, flow.last.err);

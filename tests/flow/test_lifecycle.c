@@ -51,7 +51,7 @@ static pid_t read_slowly(uint32_t i, bool library)
                 rc = fd < 0 ? -errno : flow_check(path, i, 100000 + i, 65536);
                 _exit(-rc);
         }
-        cr_assert(flow_until(10, access(opened, F_OK) == 0));
+        cr_assert(flow_until(30, access(opened, F_OK) == 0));
         return pid;
 }
 
@@ -428,7 +428,7 @@ Test(lifecycle, mount_process_killed)
         flow_mount("data", flow.mount);
         cr_assert_eq(flow_check(flow_path("mount/f"), 1, 5000, 4096), 0);
         flow_umount(flow.mount);
-        cr_assert(flow_until(5, flow_stat("clients") <= 1),
+        cr_assert(flow_until(20, flow_stat("clients") <= 1),
                 "connections of dead mounts stay: %g", flow_stat("clients"));
         flow_stop();
 }
@@ -456,7 +456,7 @@ Test(lifecycle, unmount_while_busy)
         cr_assert_eq(access(flow_path("mount/f"), F_OK), -1);
         cr_assert_eq(pread(fd, &byte, 1, 499999), 1);
         close(fd);
-        cr_assert(flow_until(10,
+        cr_assert(flow_until(30,
                           kill(server, 0) != 0 || flow_wait(server, 0) >= 0),
                 "the process of the mount lives on");
         flow_stop();
@@ -520,7 +520,7 @@ Test(lifecycle, refresh_leaves_no_gap_and_keeps_the_mode)
         flow_ok("tr '\\0' ' ' < /proc/%d/cmdline | grep -- '--mode shard'",
                 (int)server);
         kill(server, SIGTERM);
-        cr_assert(flow_until(5, flow_mounted(flow.mount) == 0),
+        cr_assert(flow_until(20, flow_mounted(flow.mount) == 0),
                 "SIGTERM leaves the mount");
         flow_mount("data", flow.mount);
         flow_ok("sheaf mount --refresh --json %s", flow.mount);
@@ -560,7 +560,7 @@ Test(lifecycle, refresh_clears_up_after_one_that_was_killed)
         begin_refresh();
         flow_mount("data", left);
         kill(flow_server(left), SIGKILL);
-        cr_assert(flow_until(5, flow_server(left) == 0));
+        cr_assert(flow_until(20, flow_server(left) == 0));
         cr_assert_eq(flow_mounted(left), 1);
         flow_ok("sheaf mount --refresh %s", flow.mount);
         cr_assert_eq(flow_mounted(left), 0);

@@ -20,7 +20,7 @@ TestSuite(limits, .init = flow_init, .fini = flow_fini, .timeout = 100);
 static void disk_is_right(uint64_t max)
 {
         double said = 0, used = 0;
-        bool equal = flow_until(5, ({
+        bool equal = flow_until(20, ({
                 flow_ok("sheaf warmup data f000 --disk --quiet || true");
                 said = flow_stat("disk.bytes");
                 used = (double)flow_du(flow.cache);
@@ -191,7 +191,7 @@ Test(limits, floor_and_full_file_system)
         flow_ok("sheaf status --json | grep -qi 'disk'");
         flow_ok("rm %s/foreign", own);
         read_all(300, SMALL);
-        cr_assert(flow_until(10, ({
+        cr_assert(flow_until(30, ({
                 flow_ok("sheaf warmup data f000 f001 --disk || true");
                 flow_stat("dataset.disk_bytes") > 0;
         })));

@@ -254,7 +254,7 @@ Test(load, random_ranges_of_an_origin_that_stumbles)
         cr_assert_eq(flow_stat("verify_failures"), 0);
         cr_assert_leq(flow_stat("arena.bytes"), 32 * MIB);
         flow_umount(flow.mount);
-        cr_assert(flow_until(10, flow_stat("pins.bytes") == 0));
+        cr_assert(flow_until(30, flow_stat("pins.bytes") == 0));
         flow_stop();
 }
 
@@ -366,11 +366,11 @@ Test(load, thousands_of_open_files)
         cr_assert_eq(tally->files, OPEN_FILES);
         /* Files of the disk tier and pieces of the arena stay open: one for
          * some MiB each, none for a file that somebody opened. */
-        cr_assert(flow_until(10, flow_fds(flow.daemon) <= before + 64),
+        cr_assert(flow_until(30, flow_fds(flow.daemon) <= before + 64),
                 "%ld descriptors, %ld before", flow_fds(flow.daemon), before);
-        cr_assert(flow_until(10, flow_fds(server) <= server_before + 64),
+        cr_assert(flow_until(30, flow_fds(server) <= server_before + 64),
                 "%ld descriptors, %ld before", flow_fds(server), server_before);
         flow_umount(flow.mount);
-        cr_assert(flow_until(10, flow_stat("pins.bytes") == 0));
+        cr_assert(flow_until(30, flow_stat("pins.bytes") == 0));
         flow_stop();
 }

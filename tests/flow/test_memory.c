@@ -287,7 +287,7 @@ Test(memory, what_is_let_go_of_is_unmapped)
         }
         for (size_t i = 0; i < SHEAF_ARRAY_LEN(held); i++)
                 sheaf_view_release(&held[i]);
-        cr_assert(flow_until(5, flow_stat("pins.bytes") == 0));
+        cr_assert(flow_until(20, flow_stat("pins.bytes") == 0));
         flow_close(session, dataset);
         flow_stop();
 }

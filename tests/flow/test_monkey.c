@@ -592,9 +592,9 @@ static bool du_agrees(void)
 static void settle(long fds)
 {
         end_mounts();
-        cr_assert(flow_until(15, flow_stat("clients") <= 1), "%g clients stay",
+        cr_assert(flow_until(30, flow_stat("clients") <= 1), "%g clients stay",
                 flow_stat("clients") - 1);
-        cr_assert(flow_until(15, flow_stat("fetch.in_flight") == 0 &&
+        cr_assert(flow_until(30, flow_stat("fetch.in_flight") == 0 &&
                                          flow_stat("fetch.queued") == 0 &&
                                          flow_stat("fetch.hints_queued") == 0 &&
                                          flow_stat("fetch.writing_bytes") == 0),

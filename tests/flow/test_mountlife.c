@@ -165,7 +165,7 @@ static void one_death(uint32_t round)
                                      1000 + i, 4096),
                         0);
         cr_assert_neq(flow_server(flow.mount), server);
-        cr_assert(flow_until(10, servers(flow.mount) == 1), "%d serve",
+        cr_assert(flow_until(30, servers(flow.mount) == 1), "%d serve",
                 servers(flow.mount));
         close(warm);
 }
@@ -192,7 +192,7 @@ Test(mountlife, killed_under_readers)
                 one_death((uint32_t)soak.done - 1);
         soak_end(&soak, "one mount in the table, one process each time");
         flow_umount(flow.mount);
-        cr_assert(flow_until(10, flow_stat("clients") <= 1),
+        cr_assert(flow_until(30, flow_stat("clients") <= 1),
                 "connections of dead mounts stay: %g", flow_stat("clients"));
         flow_stop();
 }
@@ -310,7 +310,7 @@ Test(mountlife, unmount_while_busy)
         end_user(&file);
         cr_assert(!kill(server, 0), "ended under its last user");
         end_user(&cwd);
-        cr_assert(flow_until(10,
+        cr_assert(flow_until(30,
                           kill(server, 0) != 0 || flow_wait(server, 0) >= 0),
                 "the process of the mount lives on");
         cr_assert_eq(flow_mounted(flow.mount), 0);
@@ -392,7 +392,7 @@ static pid_t start_looker(uid_t uid)
 
 static void end_looker(pid_t pid, const char *who)
 {
-        cr_assert(flow_until(10, seen->looks > 10));
+        cr_assert(flow_until(30, seen->looks > 10));
         atomic_store(&seen->stop, true);
         cr_assert_eq(flow_join(pid, 10), 0);
         fprintf(stderr, "%s: %llu looks, %llu bare, longest %llu us\n", who,
@@ -458,7 +458,7 @@ static void refresh_under_looker(uid_t uid, const char *who)
                 close(fd);
         }
         flow_umount(flow.mount);
-        cr_assert(flow_until(10, servers(flow.mount) == 0));
+        cr_assert(flow_until(30, servers(flow.mount) == 0));
         flow_stop();
 }
 

@@ -252,7 +252,7 @@ static void one_odd_place(const char *name)
         json_decref(root);
         cr_assert_eq(run(hide), 0);
         /* The process of the mount is about to end. */
-        cr_assert(flow_until(10, run(rm) == 0));
+        cr_assert(flow_until(30, run(rm) == 0));
 }
 
 Test(names, origins_and_mount_points_of_odd_names)

@@ -342,9 +342,9 @@ Test(numbers, states_of_origins_and_grants)
         flow_ok("rm -rf %s && mv %s/b %s/c && mkdir %s/b", flow_path("grant"),
                 flow.origin, flow.origin, flow.origin);
         flow_start();
-        cr_assert(flow_until(10, shows("grant-not-served")));
+        cr_assert(flow_until(30, shows("grant-not-served")));
         flow_run("quickread --dataset b");
-        cr_assert(flow_until(10, shows("origin-detached")));
+        cr_assert(flow_until(30, shows("origin-detached")));
         flow_ok("sheaf update b %s/c", flow.origin);
         cr_assert_not(shows("origin-detached"));
         flow_stop();

@@ -395,7 +395,7 @@ Test(origin, gone_and_back)
         flow_ok("rm -rf %s && mv %s/away %s", flow.origin, flow.base,
                 flow.origin);
         cr_assert(
-                flow_until(5, flow_check_view(dataset, "cold", 2, 30000) == 0),
+                flow_until(20, flow_check_view(dataset, "cold", 2, 30000) == 0),
                 "%s", sheaf_last_error());
         close_data();
         /* And a client may show it at another place. */

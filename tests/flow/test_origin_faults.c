@@ -108,7 +108,7 @@ static void cold_works(void)
 {
         open_data();
         for (uint32_t i = 0; i < COLD; i++)
-                cr_assert(flow_until(5, view("cold", i) == 0), "f%u: %s", i,
+                cr_assert(flow_until(20, view("cold", i) == 0), "f%u: %s", i,
                         sheaf_last_error());
         close_data();
         for (uint32_t i = 0; i < COLD; i++)
@@ -349,7 +349,7 @@ static void resized_during_a_read(off_t to)
         setup();
         flow_faulty("read path=/cold/f3 delay=700\n");
         pid = start_cold(3, false);
-        cr_assert(flow_until(10, flow_faulty_hits("/cold/f3") > 0));
+        cr_assert(flow_until(30, flow_faulty_hits("/cold/f3") > 0));
         cr_assert(!truncate(flow_path("origin.real/cold/f3"), to));
         rc = flow_join(pid, 40);
         cr_assert(rc == ESTALE || rc == EIO, "%s", strerror(rc));

@@ -247,7 +247,7 @@ static void edges(bool mount_first)
         flow_mount("data", flow.mount);
         all_sizes(true);
         cr_assert_eq(flow_stat("origin.bytes"), once, "all was complete");
-        cr_assert(flow_until(10, flow_stat("dataset.disk_bytes") == bytes),
+        cr_assert(flow_until(30, flow_stat("dataset.disk_bytes") == bytes),
                 "%g", flow_stat("dataset.disk_bytes"));
         flow_kill();
         flow_start();
@@ -326,7 +326,7 @@ Test(store_content, what_is_held_beyond_the_limit)
         for (uint32_t i = 0; i < HELD; i++)
                 close(fds[i]);
         flow_close(session, dataset);
-        cr_assert(flow_until(10, flow_stat("disk.unlinked_bytes") == 0), "%g",
+        cr_assert(flow_until(30, flow_stat("disk.unlinked_bytes") == 0), "%g",
                 flow_stat("disk.unlinked_bytes"));
         cr_assert_leq(flow_du(flow.cache), UINT64_C(100) << 20);
         flow_umount(flow.mount);

@@ -62,7 +62,7 @@ static bool emptied(void)
 /* The next reads come from the disk. */
 static void forget_memory(void)
 {
-        cr_assert(flow_until(10, emptied()), "%g bytes stay",
+        cr_assert(flow_until(30, emptied()), "%g bytes stay",
                 flow_stat("arena.payload_bytes"));
 }
 
@@ -113,7 +113,7 @@ static void writes_fail(const char *error, const char *why)
         make_set();
         flow_faulty(WRITES " fail=%s\n", error);
         read_all();
-        cr_assert(flow_until(10, status_says("the disk tier is degraded")),
+        cr_assert(flow_until(30, status_says("the disk tier is degraded")),
                 "%s: %s", error, flow.last.out);
         cr_assert(status_says(why), "%s: %s", error, flow.last.out);
         forget_memory();
@@ -176,7 +176,7 @@ Test(store_faults, quota_for_large_files)
         make_set();
         flow_faulty("create path=/plain fail=EDQUOT\n");
         read_all();
-        cr_assert(flow_until(10, status_says("the quota on the disk")), "%s",
+        cr_assert(flow_until(30, status_says("the quota on the disk")), "%s",
                 flow.last.out);
         cr_assert_not(status_says("the disk limit is reached"));
         flow_faulty("%s", "");
@@ -193,7 +193,7 @@ static void array_fails(const char *name)
         flow_faulty("read path=/%s fail=EIO\n", name);
         flow_start();
         read_all();
-        cr_assert(flow_until(10, status_says("lost what they had learned")),
+        cr_assert(flow_until(30, status_says("lost what they had learned")),
                 "%s", flow.last.out);
         cr_assert(status_says("arrays-lost"), "%s", flow.last.out);
         forget_memory();
@@ -246,7 +246,7 @@ Test(store_faults, lost_digests_of_a_sealed_version)
         cr_assert_eq(
                 flow_check_view(dataset, "large/f1", LARGE_ID + 1, LARGE_BYTES),
                 -ESTALE, "%s", sheaf_last_error());
-        cr_assert(flow_until(10, status_says("lost what they had learned")),
+        cr_assert(flow_until(30, status_says("lost what they had learned")),
                 "%s", flow.last.out);
         flow_close(session, dataset);
         flow_stop();
@@ -323,7 +323,7 @@ Test(store_faults, commands_wait_alone_for_a_slow_index, .timeout = 150)
         flow_file(1, SMALL_BYTES, "../other/f");
         flow_ok("sheaf add spare %s", flow_path("other"));
         read_all();
-        cr_assert(flow_until(10, flow_stat("fetch.writing_bytes") == 0));
+        cr_assert(flow_until(30, flow_stat("fetch.writing_bytes") == 0));
         flow_faulty("write,sync path=/catalog delay=700\n");
         snprintf(command, sizeof(command), "sheaf add more %s",
                 flow_path("other"));
@@ -379,7 +379,7 @@ Test(store_faults, vanishes)
         read_all();
         forget_memory();
         read_all();
-        cr_assert(flow_until(10, status_says("the disk tier is degraded")),
+        cr_assert(flow_until(30, status_says("the disk tier is degraded")),
                 "%s", flow.last.out);
         cr_assert_neq(flow_run("sheaf add more %s", flow.origin), 0);
         cr_assert(flow_live());

@@ -137,7 +137,7 @@ Test(store_full, by_itself_and_by_others)
         cr_assert(status_says("full or at its floor"), "%s", flow.last.out);
         flow_ok("rm %s/foreign %s/foreign2", flow.cache, flow.cache);
         flow_ok("sheaf warmup --evict --disk data --quiet");
-        cr_assert(flow_until(15, resumed()), "%s", flow.last.out);
+        cr_assert(flow_until(30, resumed()), "%s", flow.last.out);
         by_library(1, 20);
         nothing_partial();
         log_is_quiet();
@@ -162,7 +162,7 @@ Test(store_full, no_inodes)
         huge_by_mount();
         flow_ok("find %s/plain -name 'x*' -delete", flow.cache);
         flow_ok("sheaf warmup --evict --disk data --quiet");
-        cr_assert(flow_until(15, resumed()), "%s", flow.last.out);
+        cr_assert(flow_until(30, resumed()), "%s", flow.last.out);
         nothing_partial();
         log_is_quiet();
         flow_umount(flow.mount);

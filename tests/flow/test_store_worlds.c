@@ -130,7 +130,7 @@ static void basic(uid_t uid, uint64_t bytes)
         flow_mount("data", flow_path("%s", dir));
         by_mount(dir);
         by_library();
-        cr_assert(flow_until(10, on_disk(bytes)), "%g of %llu on disk: %s",
+        cr_assert(flow_until(30, on_disk(bytes)), "%g of %llu on disk: %s",
                 flow_stat("dataset.disk_bytes"), (unsigned long long)bytes,
                 flow.last.err);
         flow_kill();

@@ -360,7 +360,7 @@ Test(users, sharing_what_others_cannot_reach_needs_force)
         cr_assert_eq(flow_run_as(OTHER, 0, "sheaf warmup data"), 0, "%s",
                 flow.last.err);
         /* The last reader's connection may end a moment later. */
-        cr_assert(flow_until(5,
+        cr_assert(flow_until(20,
                           flow_run_as(OWNER, 0, "sheaf share data owner") == 0),
                 "%s", flow.last.err);
         cr_assert_eq(errno_by_library(OTHER), ENOENT);
@@ -476,7 +476,7 @@ Test(users, grant_through_a_bind_mount_in_a_container)
                         "--mount", "sh", "-c", script, (char *)NULL);
                 _exit(97);
         }
-        cr_assert(flow_until(10,
+        cr_assert(flow_until(30,
                           access(first, F_OK) == 0 || flow_wait(pid, 0) >= 0) &&
                           access(first, F_OK) == 0,
                 "the container could not read");
