@@ -71,6 +71,8 @@ SHEAF_MUST_CHECK int sheaf_dataset_digest(struct sheaf_dataset *dataset,
 
 /* The directory that was added, as sheafd told; NULL: it did not. Borrowed. */
 const char *sheaf_dataset_origin(const struct sheaf_dataset *dataset);
+/* Whether somebody listens at sheafd's socket just now. At once. */
+bool sheaf_dataset_is_served(const struct sheaf_dataset *dataset);
 /* The whole file from there into @buf, which has room for its size. It waits
  * as long as the file system does. -ESTALE: the file is not the one that was
  * listed any more; -ERANGE; or what opening or reading it gave. */

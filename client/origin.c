@@ -9,7 +9,9 @@
  * It is the caller who reads, with the rights that it has. Threads: any. */
 #include "client/error.h"
 #include "client/session.h"
+#include "proto/io.h"
 #include "proto/permutation.h"
+#include "proto/wire.h"
 
 #include <fcntl.h>
 #include <limits.h>
@@ -19,6 +21,11 @@
 const char *sheaf_dataset_origin(const struct sheaf_dataset *dataset)
 {
         return dataset->origin;
+}
+
+bool sheaf_dataset_is_served(const struct sheaf_dataset *dataset)
+{
+        return sheaf_wire_listens(sheaf_session_socket(dataset->session));
 }
 
 static bool is_listed(int fd, const struct sheaf_listing_entry *entry)
@@ -32,25 +39,6 @@ static bool is_listed(int fd, const struct sheaf_listing_entry *entry)
                st.st_mtim.tv_nsec == (long)entry->mtime_nsec &&
                sheaf_listing_pack_ctime(st.st_ctim.tv_sec,
                        (uint32_t)st.st_ctim.tv_nsec) == entry->ctime_packed;
-}
-
-static int read_whole(int fd, char *buf, uint64_t len_bytes)
-{
-        uint64_t done = 0;
-
-        while (done < len_bytes) {
-                ssize_t n =
-                        pread(fd, buf + done, len_bytes - done, (off_t)done);
-
-                if (n < 0 && errno == EINTR)
-                        continue;
-                if (n < 0)
-                        return -errno;
-                if (n == 0)
-                        return -ESTALE;
-                done += (uint64_t)n;
-        }
-        return 0;
 }
 
 int sheaf_dataset_read_origin(
@@ -83,8 +71,8 @@ int sheaf_dataset_read_origin(
         if (!is_listed(fd, entry))
                 rc = -ESTALE;
         if (!rc)
-                rc = read_whole(fd, buf, entry->size_bytes);
-        if (!rc && !is_listed(fd, entry))
+                rc = sheaf_read_all(fd, buf, entry->size_bytes);
+        if (rc == -ENODATA || (!rc && !is_listed(fd, entry)))
                 rc = -ESTALE;
         if (rc == -ESTALE)
                 return sheaf_error_set(rc,

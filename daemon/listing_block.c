@@ -16,7 +16,6 @@
 #include <stdio.h>
 #include <sys/stat.h>
 
-#define COPY_BYTES (UINT64_C(1) << 20)
 /* 2^32 entries with names: nothing larger can be valid. */
 #define LISTING_BYTES_MAX (UINT64_C(1) << 40)
 
@@ -26,26 +25,6 @@ void sheaf_listing_block_clear(struct sheaf_listing_block *block)
                 munmap(block->map, block->len_bytes);
         sheaf_close_p(&block->memfd);
         *block = (struct sheaf_listing_block){ .memfd = -1 };
-}
-
-static int read_all(int fd, void *data, size_t len_bytes)
-{
-        char *at = data;
-        size_t done = 0;
-
-        while (done < len_bytes) {
-                ssize_t n = pread(fd, at + done,
-                        SHEAF_MIN(len_bytes - done, COPY_BYTES), (off_t)done);
-
-                if (n < 0 && errno == EINTR)
-                        continue;
-                if (n < 0)
-                        return -errno;
-                if (n == 0)
-                        return -EBADMSG;
-                done += (size_t)n;
-        }
-        return 0;
 }
 
 /* Copies @fd into a new memfd, mapped read-write. */
@@ -72,7 +51,9 @@ static int copy_in(int fd, struct sheaf_listing_block *block)
                 block->map = NULL;
                 return -errno;
         }
-        rc = read_all(fd, block->map, block->len_bytes);
+        rc = sheaf_read_all(fd, block->map, block->len_bytes);
+        if (rc == -ENODATA)
+                rc = -EBADMSG;
         return rc;
 }
 

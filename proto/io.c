@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Whole writes (io.h).
+/* Whole reads and writes (io.h).
  *
  * Threads: any; no state. */
 #include "proto/io.h"
@@ -17,6 +17,24 @@ int sheaf_write_all(int fd, const void *bytes, size_t len_bytes)
                         return n ? -errno : -EIO;
                 at += n;
                 len_bytes -= (size_t)n;
+        }
+        return 0;
+}
+
+int sheaf_read_all(int fd, void *bytes, size_t len_bytes)
+{
+        char *at = bytes;
+        size_t done = 0;
+
+        while (done < len_bytes) {
+                ssize_t n = pread(fd, at + done,
+                        SHEAF_MIN(len_bytes - done, SHEAF_GIB), (off_t)done);
+
+                if (n < 0 && errno == EINTR)
+                        continue;
+                if (n <= 0)
+                        return n ? -errno : -ENODATA;
+                done += (size_t)n;
         }
         return 0;
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Whole writes to descriptors that block. */
+/* Whole reads and writes of descriptors that block. */
 #ifndef SHEAF_PROTO_IO_H
 #define SHEAF_PROTO_IO_H
 
@@ -10,5 +10,10 @@
  * those of write(2). After a failure any part may be written. Any thread. */
 SHEAF_MUST_CHECK int sheaf_write_all(
         int fd, const void *bytes, size_t len_bytes);
+
+/* Reads the first @len_bytes of the file @fd, over signals and short reads.
+ * -ENODATA: it ends before; else the errors of pread(2). After a failure any
+ * part of @bytes may be set. Any thread. */
+SHEAF_MUST_CHECK int sheaf_read_all(int fd, void *bytes, size_t len_bytes);
 
 #endif

@@ -221,6 +221,13 @@ int sheaf_wire_connect(const char *path)
         return dial(path, 0);
 }
 
+bool sheaf_wire_listens(const char *path)
+{
+        sheaf_autofd int sock = dial(path, SOCK_NONBLOCK);
+
+        return sock >= 0 || sock == -EAGAIN;
+}
+
 /* The mode is given at bind: a chmod of the path could meet what somebody
  * put into its place. */
 static int bind_with_mode(

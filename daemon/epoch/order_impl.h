@@ -4,9 +4,9 @@
 #define SHEAF_DAEMON_EPOCH_ORDER_IMPL_H
 
 #include "daemon/epoch/order.h"
-#include "proto/permutation.h"
 #include "daemon/epoch/queue.h"
 #include "daemon/epoch/replaced.h"
+#include "proto/permutation.h"
 
 #define SHEAF_BINS   8
 #define SHEAF_STRATA (2 * SHEAF_BINS)

@@ -108,8 +108,8 @@ Test(datasets, removed_by_several_at_once)
                 flow_run("for n in 1 2 3 4; do "
                          "sheaf rm --force twice & done; wait");
                 flow_run("timeout -s KILL 0.0%d sheaf add half %s & "
-                         "while sheaf rm --force half; do :; done; "
-                         "sheaf rm --force half; wait; sheaf rm --force half",
+                         "while kill -0 $!; do sheaf rm --force half; done; "
+                         "wait; sheaf rm --force half",
                         1 + i % 9, flow.origin);
                 flow_ok("sheaf add data%d %s", i, flow.origin);
                 flow_ok("sheaf ls data%d", i);

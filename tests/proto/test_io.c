@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* proto/io: all bytes arrive in order over signals and short writes, and a
- * failure after a part is a failure. */
+/* proto/io: all bytes arrive in order over signals and short writes, a failure
+ * after a part is a failure, and a file that ends early is one. */
 #include "proto/io.h"
 
 #include <criterion/criterion.h>
 #include <fcntl.h>
 #include <signal.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <time.h>
 
@@ -95,13 +96,11 @@ Test(io, failures)
 /* The first write stops at the limit, the next is refused. */
 Test(io, a_part_then_a_failure)
 {
-        char name[] = "/tmp/sheaf-io-XXXXXX";
         char bytes[100] = { 0 };
         struct rlimit was, limit;
-        int fd = mkostemp(name, O_CLOEXEC), rc;
+        int fd = memfd_create("sheaf-io", MFD_CLOEXEC), rc;
 
         cr_assert_geq(fd, 0);
-        unlink(name);
         signal(SIGXFSZ, SIG_IGN);
         cr_assert_eq(getrlimit(RLIMIT_FSIZE, &was), 0);
         limit = was;
@@ -112,4 +111,20 @@ Test(io, a_part_then_a_failure)
         cr_assert_eq(rc, -EFBIG, "%d", rc);
         cr_assert_eq(lseek(fd, 0, SEEK_END), 60);
         close(fd);
+}
+
+Test(io, the_first_bytes_or_none)
+{
+        char bytes[8] = { 0 };
+        int fd = memfd_create("sheaf-io", MFD_CLOEXEC);
+
+        cr_assert_geq(fd, 0);
+        cr_assert_eq(sheaf_write_all(fd, "abcdef", 6), 0);
+        cr_assert_eq(sheaf_read_all(fd, bytes, 4), 0);
+        cr_assert_eq(memcmp(bytes, "abcd\0\0\0\0", 8), 0);
+        cr_assert_eq(sheaf_read_all(fd, bytes, 6), 0);
+        cr_assert_eq(sheaf_read_all(fd, bytes, 7), -ENODATA);
+        cr_assert_eq(sheaf_read_all(fd, bytes, 0), 0);
+        close(fd);
+        cr_assert_eq(sheaf_read_all(-1, bytes, 1), -EBADF);
 }

@@ -225,6 +225,10 @@ static void listen_and_connect(const char *path)
         cr_assert_eq(lstat(path, &st), 0, "no socket at the whole path");
         cr_assert(S_ISSOCK(st.st_mode));
         cr_assert_eq(st.st_mode & 0777, 0600);
+        cr_assert(sheaf_wire_listens(path));
+        client = accept(listener, NULL, NULL);
+        cr_assert_geq(client, 0);
+        close(client);
         client = sheaf_wire_connect(path);
         cr_assert_geq(client, 0, "%d", client);
         server = accept(listener, NULL, NULL);
@@ -326,6 +330,7 @@ Test(wire, a_socket_that_nobody_serves_is_replaced)
                 close(listener); /* as a killed daemon: the file stays */
                 cr_assert_eq(access(path, F_OK), 0);
                 cr_assert_eq(sheaf_wire_connect(path), -ECONNREFUSED);
+                cr_assert_not(sheaf_wire_listens(path));
                 listen_and_connect(path);
                 remove_dir();
         }

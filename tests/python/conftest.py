@@ -175,3 +175,18 @@ def node() -> Iterator[Node]:
             del os.environ["SHEAF_SOCKET"]
         else:
             os.environ["SHEAF_SOCKET"] = old
+
+
+OWN_N = 307
+
+
+@pytest.fixture
+def own(monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
+    """A daemon for one test, with the dataset ``data`` of OWN_N files."""
+    for node in make_node(Path(tempfile.mkdtemp(prefix="sheaf-py."))):
+        node.start()
+        monkeypatch.setenv("SHEAF_SOCKET", str(node.socket))
+        node.add(
+            "data", {f"c{i % 7}/f{i:04}": content(i) for i in range(OWN_N)}
+        )
+        yield node

@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 import os
 import pickle
+import signal
 import tempfile
 import time
 import warnings
@@ -14,20 +15,10 @@ from typing import Any, Iterator
 
 import pytest
 import sheaf
-from conftest import Node, content, make_node, number_of
+from conftest import OWN_N as N
+from conftest import Node, make_node, number_of
 
-N = 307
 LARGE = b"large" * (1 << 20)  # of more than one chunk
-
-
-@pytest.fixture
-def own(monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
-    """A daemon for one test, with the dataset ``data``."""
-    for node in make_node(Path(tempfile.mkdtemp(prefix="sheaf-py."))):
-        node.start()
-        monkeypatch.setenv("SHEAF_SOCKET", str(node.socket))
-        node.add("data", {f"c{i % 7}/f{i:04}": content(i) for i in range(N)})
-        yield node
 
 
 def dataset(**options: Any) -> sheaf.Dataset:
@@ -152,6 +143,43 @@ def test_only_the_version_that_is_open(own: Node) -> None:
         assert "sheafd is away" in str(caught.value)
     good, bad = (ds.id_of(key) for key in ("empty", "same"))
     assert [s.id for s in forgiving.__getitems__([good, bad])] == [good, good]
+
+
+def test_a_stopped_daemon_is_not_lost(own: Node) -> None:
+    """It may be slow only: calls time out, and the origin is not read."""
+    ds = dataset(timeout=1)
+    len(ds)
+    assert own.process is not None
+    own.process.send_signal(signal.SIGSTOP)
+    try:
+        with pytest.raises(TimeoutError):
+            ds[sheaf.slots.base(0)]
+    finally:
+        own.process.send_signal(signal.SIGCONT)
+    assert ds.stats()["daemon_losses"] == ds.stats()["origin_samples"] == 0
+
+
+def test_back_over_a_long_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A socket whose path is longer than an address holds is looked at, too."""
+    base = Path(tempfile.mkdtemp(prefix="sheaf-py.")) / ("long" * 30)
+    base.mkdir()
+    for node in make_node(base):
+        node.start()
+        monkeypatch.setenv("SHEAF_SOCKET", str(node.socket))
+        node.add("data", {"0000": b"0:"})
+        ds = dataset()
+        len(ds)
+        node.kill()
+        assert bytes(ds[0]) == b"0:" and ds.stats()["origin_samples"] == 1
+        node.start()
+        end = time.monotonic() + 60
+        while True:
+            before = ds.stats()["origin_samples"]
+            assert bytes(ds[0]) == b"0:"
+            if ds.stats()["origin_samples"] == before:
+                break
+            assert time.monotonic() < end
+    base.parent.rmdir()
 
 
 def test_without_an_open_dataset_there_is_nothing_to_read(own: Node) -> None:

@@ -9,29 +9,15 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
-from pathlib import Path
-from typing import Any, Iterator
+from typing import Any
 
 import pytest
 import sheaf
 import torch
-from conftest import Node, content, make_node, number_of
-
-N = 307
-
-
-@pytest.fixture
-def own(monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
-    """A daemon for one test, with the dataset ``data``."""
-    for node in make_node(Path(tempfile.mkdtemp(prefix="sheaf-py."))):
-        node.start()
-        monkeypatch.setenv("SHEAF_SOCKET", str(node.socket))
-        node.add("data", {f"c{i % 7}/f{i:04}": content(i) for i in range(N)})
-        yield node
-
+from conftest import OWN_N as N
+from conftest import Node, content, number_of
 
 def epoch_of(loader: Any) -> list[int]:
     return [i for batch in loader for i in batch.ids.tolist()]

@@ -50,16 +50,16 @@ class Source:
         self, numbers: array[int], cls: type[_S], /
     ) -> tuple[list[Any], list[tuple[int, int, int, int]]]:
         """Samples by (ordinal, epoch, slot), int64 each."""
+    def is_served(self) -> bool:
+        """Whether somebody listens at the daemon's socket; at once."""
     def from_origin(
         self, numbers: array[int], cls: type[_S], /
     ) -> tuple[list[Any], list[tuple[int, int, int, int]]]:
         """As ``again``, from the origin's directory and without the daemon:
         private copies, of files that are as they were listed."""
 
-def strict(
-    samples: int, seed: int, epoch: int, slots: Sequence[int], /
-) -> list[int]:
-    """Samples of slots of order strict, as the daemon binds them. IndexError:
+def strict(samples: int, seed: int, epoch: int, slot: int, /) -> int:
+    """Sample of a slot of order strict, as the daemon binds it. IndexError:
     no such slot."""
 
 class Job:

@@ -152,6 +152,7 @@ class Dataset:
             name, socket, float(timeout), None, pin_bytes, self._lossy
         )
         self._ids: array[int] | None = None  # of a subset, uint64
+        self._sorted: array[int] | None = None  # the same in order, if asked
         self._subset: bytes | None = None  # the same as a bitmap
         self._replay = replay
         self._job_name = job
@@ -248,7 +249,7 @@ class Dataset:
     def __getstate__(self) -> dict[str, Any]:
         self._settle_name()
         state = self.__dict__.copy()
-        state["_source"] = state["_job"] = None
+        state["_source"] = state["_job"] = state["_sorted"] = None
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -325,11 +326,18 @@ class Dataset:
             raise ValueError("a subset has one sample at least")
         part = copy.copy(self)
         part._ids, part._subset = mine, bytes(bits)
+        part._sorted = None
         part._job = None
         part.next_epoch = 0
         part._policy = Policy(self._policy.on_error)
         _datasets.add(part)
         return part
+
+    def _sorted_ids(self) -> "array[int] | None":
+        """As the daemon numbers a subset's samples; None: all."""
+        if self._ids is not None and self._sorted is None:
+            self._sorted = array("Q", sorted(self._ids))
+        return self._sorted
 
     def split(
         self, parts: Mapping[str, float], seed: int = 0
@@ -358,7 +366,7 @@ class Dataset:
             return {}
         if self._lossy:
             source = self._open()
-            if source.loss.lasts(source.socket):
+            if source.loss.lasts(source):
                 return {}  # the position says all: the order is strict
         try:
             state, bitmap = self._open_job().save(epoch, position)

@@ -144,9 +144,9 @@ class Loader(DataLoader[Any]):
         waited for a batch (slots only; StallProfiler says for what).
 
         With workers: what all workers of this Loader have counted, up to the
-        batches that they have ready. Samples that come from them in place are
-        pinned here once more, which ``dataset.stats()`` counts; so is what
-        ``pinned_bytes`` and ``grant_bytes`` say."""
+        batches that they have ready; ``pinned_bytes`` and ``grant_bytes``
+        are this process's. Samples that come from workers in place are pinned
+        here once more, which ``dataset.stats()`` counts."""
         stats: Stats = self.dataset.stats()  # type: ignore[attr-defined]
         if self.num_workers:
             rows = [self._ended, *self.worker_stats()]

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import errno
 import operator
-import socket
 import threading
 import time
 import warnings
@@ -55,7 +54,7 @@ class Loss:
         self._look_at = 0.0
         self._lock = threading.Lock()
 
-    def lasts(self, path: str) -> bool:
+    def lasts(self, source: "Source") -> bool:
         """Whether the daemon is better not asked now. Looks at its socket,
         without waiting, about once a second."""
         if not self._lost:
@@ -65,7 +64,7 @@ class Loss:
             if now < self._look_at:
                 return True
             self._look_at = now + _LOOK_S
-        return not _listens(path)
+        return not source.is_served()
 
     def begins(self, name: str, error: BaseException) -> None:
         """The daemon was not there within the timeout. Warns the first time
@@ -92,18 +91,6 @@ class Loss:
         self._lock = threading.Lock()
 
 
-def _listens(path: str) -> bool:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
-        probe.setblocking(False)
-        try:
-            probe.connect(path)
-        except BlockingIOError:
-            return True  # its backlog is full
-        except OSError:
-            return False
-    return True
-
-
 def read(source: "Source", numbers: "array[int]", cls: type[_S]) -> _Answer:
     """Samples by (id, epoch, slot) from the origin; counted."""
     samples, failed = source.from_origin(numbers, cls)
@@ -118,6 +105,7 @@ def mend(source: "Source", answer: _Answer, cls: type[_S]) -> _Answer:
     daemon went away read from the origin."""
     samples, failed = answer
     gone = [f for f in failed if samples[f[0]].errno in _GONE]
+    kept = [f for f in failed if samples[f[0]].errno not in _GONE]
     if not gone:
         source.loss.ended()
         return answer
@@ -128,14 +116,13 @@ def mend(source: "Source", answer: _Answer, cls: type[_S]) -> _Answer:
     again, still = read(source, numbers, cls)
     for (position, *_), sample in zip(gone, again):
         samples[position] = sample
-    failed = [f for f in failed if f not in gone]
-    failed += [(gone[at][0], id, epoch, slot) for at, id, epoch, slot in still]
-    return samples, failed
+    kept += [(gone[at][0], id, epoch, slot) for at, id, epoch, slot in still]
+    return samples, kept
 
 
 def again(source: "Source", numbers: "array[int]", cls: type[_S]) -> _Answer:
     """``source.again``, from the origin while the daemon is lost."""
-    if not source.loss.lasts(source.socket):
+    if not source.loss.lasts(source):
         try:
             return mend(source, source.again(numbers, cls), cls)
         except OSError as error:
@@ -151,7 +138,7 @@ def fetch(
     """What ``dataset._ask`` gives, from the origin while the daemon is
     lost."""
     source = dataset._open()
-    if not source.loss.lasts(source.socket):
+    if not source.loss.lasts(source):
         try:
             return mend(source, dataset._ask(indices), cls)
         except OSError as error:
@@ -165,8 +152,7 @@ def _numbers(
     dataset: "Dataset", indices: Sequence[SupportsIndex]
 ) -> "array[int]":
     """(id, epoch, slot) of indices, as the daemon would bind them."""
-    n, ids = len(dataset), dataset._ids
-    ordered = None if ids is None else array("Q", sorted(ids))
+    n, ids, ordered = len(dataset), dataset._ids, dataset._sorted_ids()
     check = dataset.check()
     numbers = array("q")
     for given in indices:
@@ -182,7 +168,7 @@ def _numbers(
                 f"slot {slot_of(index)[1]} is of another dataset, split or job"
             )
         epoch, slot = slot_of(index)
-        (sample,) = _sheaf.strict(n, dataset.seed, epoch, [slot])
+        sample = _sheaf.strict(n, dataset.seed, epoch, slot)
         numbers.extend(
             (sample if ordered is None else ordered[sample], epoch, slot)
         )

@@ -34,10 +34,9 @@ class Spec(NamedTuple):
 class Source(_sheaf.Source):
     """An open version. ``classes`` is None until somebody asks for labels."""
 
-    __slots__ = ("spec", "classes", "socket", "loss", "__weakref__")
+    __slots__ = ("spec", "classes", "loss", "__weakref__")
     spec: Spec
     classes: list[str] | None
-    socket: str
     loss: origin.Loss
 
 
@@ -76,9 +75,7 @@ def _open(spec: Spec) -> Source:
             if spec.uuid is None or time.monotonic() > end:
                 raise
         time.sleep(0.05)
-    info = source.info()
-    source.spec = spec._replace(uuid=info["uuid"])
-    source.socket = info["socket"]
+    source.spec = spec._replace(uuid=source.info()["uuid"])
     source.loss = origin.Loss()
     source.classes = None
     return source

@@ -128,8 +128,9 @@ PyObject *ext_source_read(
 
 /* ---- origin.c ---- */
 
-/* Source.from_origin(numbers, cls), strict(samples, seed, epoch, slots): see
- * _sheaf.pyi. */
+/* Source.is_served(), Source.from_origin(numbers, cls), strict(samples, seed,
+ * epoch, slot): see _sheaf.pyi. */
+PyObject *ext_source_is_served(PyObject *self, PyObject *unused);
 PyObject *ext_source_from_origin(
         PyObject *self, PyObject *const *args, Py_ssize_t count);
 PyObject *ext_strict(PyObject *module, PyObject *args);

@@ -17,7 +17,7 @@ static int add(
 }
 
 static PyMethodDef methods[] = {
-        { "strict", ext_strict, METH_VARARGS, "Samples of strict slots." },
+        { "strict", ext_strict, METH_VARARGS, "Sample of a strict slot." },
         { NULL, NULL, 0, NULL },
 };
 

@@ -81,6 +81,14 @@ static int add(struct ext_source *source, PyTypeObject *cls, const int64_t *at,
         return rc;
 }
 
+PyObject *ext_source_is_served(PyObject *self, PyObject *unused)
+{
+        struct ext_source *source = (struct ext_source *)self;
+
+        (void)unused;
+        return PyBool_FromLong(sheaf_dataset_is_served(source->link->dataset));
+}
+
 PyObject *ext_source_from_origin(
         PyObject *self, PyObject *const *args, Py_ssize_t count)
 {
@@ -115,32 +123,16 @@ PyObject *ext_source_from_origin(
 PyObject *ext_strict(PyObject *module, PyObject *args)
 {
         unsigned long long seed, epoch;
-        unsigned int samples;
-        PyObject *slots, *list;
-        Py_ssize_t n;
+        unsigned int samples, slot;
 
         (void)module;
         if (!PyArg_ParseTuple(
-                    args, "IKKO:strict", &samples, &seed, &epoch, &slots))
+                    args, "IKKI:strict", &samples, &seed, &epoch, &slot))
                 return NULL;
-        n = PySequence_Size(slots);
-        list = n < 0 ? NULL : PyList_New(n);
-        for (Py_ssize_t i = 0; list && i < n; i++) {
-                PyObject *item = PySequence_GetItem(slots, i);
-                unsigned long long slot =
-                        item ? PyLong_AsUnsignedLongLong(item) : 0;
-
-                Py_XDECREF(item);
-                if (!PyErr_Occurred() && slot >= samples)
-                        PyErr_Format(PyExc_IndexError,
-                                "an epoch has %u slots, there is no slot %llu",
-                                samples, slot);
-                item = PyErr_Occurred()
-                               ? NULL
-                               : PyLong_FromUnsignedLong(sheaf_strict_sample(
-                                         samples, seed, epoch, (uint32_t)slot));
-                if (!item || PyList_SetItem(list, i, item))
-                        Py_CLEAR(list);
-        }
-        return list;
+        if (slot >= samples)
+                return PyErr_Format(PyExc_IndexError,
+                        "an epoch has %u slots, there is no slot %u", samples,
+                        slot);
+        return PyLong_FromUnsignedLong(
+                sheaf_strict_sample(samples, seed, epoch, slot));
 }

@@ -368,6 +368,8 @@ static PyMethodDef methods[] = {
                 "Bytes of a range of a file." },
         { "again", (PyCFunction)(void (*)(void))ext_source_again, METH_FASTCALL,
                 "Samples that another process had." },
+        { "is_served", ext_source_is_served, METH_NOARGS,
+                "Whether a daemon listens." },
         { "from_origin", (PyCFunction)(void (*)(void))ext_source_from_origin,
                 METH_FASTCALL, "Samples without the daemon." },
         { NULL, NULL, 0, NULL },

@@ -69,14 +69,18 @@ def launch(
 def end_all(mark: str) -> None:
     """Kills whatever was launched: ranks have sessions of their own."""
     wanted = f"{_MARK}={mark}".encode()
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        try:
-            if wanted in (entry / "environ").read_bytes().split(b"\0"):
-                os.kill(int(entry.name), signal.SIGKILL)
-        except OSError:
-            continue
+    found = True
+    while found:  # one may have made another meanwhile
+        found = False
+        for entry in Path("/proc").iterdir():
+            if not entry.name.isdigit():
+                continue
+            try:
+                if wanted in (entry / "environ").read_bytes().split(b"\0"):
+                    os.kill(int(entry.name), signal.SIGKILL)
+                    found = True
+            except OSError:
+                continue
 
 
 def rank() -> int:
