@@ -3,8 +3,8 @@
  *
  *  1 the listing is mapped once and stays where it is; a reopened version is
  *    the same version, so it has the same listing
- *  2 state, handle and maps change under the session's lock; the current map
- *    is read without it
+ *  2 state, handle, owner, domain and maps change under the session's lock;
+ *    the current map is read without it
  *
  * Threads: any; sheaf_dataset_opened_locked on the service thread. */
 #include "client/session.h"
@@ -278,11 +278,14 @@ void sheaf_dataset_info(const struct sheaf_dataset *dataset,
                 .files = listing->file_count,
                 .bytes = listing->header->payload_bytes,
                 .chunks = listing->chunk_count,
-                .domain = dataset->domain,
-                .owner_uid = dataset->owner_uid,
-                .domain_gid = dataset->domain_gid,
         };
 
+        /* Told anew when the link is renewed. */
+        pthread_mutex_lock(&dataset->session->lock);
+        info.domain = dataset->domain;
+        info.owner_uid = dataset->owner_uid;
+        info.domain_gid = dataset->domain_gid;
+        pthread_mutex_unlock(&dataset->session->lock);
         memcpy(info.uuid, dataset->uuid, sizeof(info.uuid));
         for (uint32_t i = 0; i < listing->entry_count; i++) {
                 info.dirs += S_ISDIR(listing->entries[i].mode);

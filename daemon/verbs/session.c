@@ -445,14 +445,24 @@ void sheaf_verb_pin_grant(struct sheaf_conn *conn, struct sheaf_wire_msg *msg)
         sheaf_conn_send(conn, &env, NULL, 0);
 }
 
+/* Of anything else the daemon might be the one that keeps it from hanging up:
+ * a pipe's write end, the client's own end of this connection. No stat: that
+ * asks whatever file system the descriptor is of. */
+static bool reads_a_pipe(int fd)
+{
+        return fcntl(fd, F_GETPIPE_SZ) > 0 &&
+               (fcntl(fd, F_GETFL) & O_ACCMODE) == O_RDONLY;
+}
+
 void sheaf_verb_fork_note(struct sheaf_conn *conn, struct sheaf_wire_msg *msg)
 {
         int fd = sheaf_wire_take_fd(msg, 0);
         int rc;
 
-        if (fd < 0) {
+        if (!reads_a_pipe(fd)) {
+                sheaf_close_p(&fd);
                 sheaf_conn_error(conn, msg->env->id, -EINVAL,
-                        "a fork note comes with a pipe");
+                        "a fork note comes with the read end of a pipe");
                 return;
         }
         rc = sheaf_conn_ghost(conn, fd);

@@ -74,7 +74,7 @@ bool rig_bytes_right(const struct rig *rig, uint64_t ordinal, uint64_t offset,
 
 bool rig_reaches(const _Atomic uint64_t *counter, uint64_t value)
 {
-        for (int i = 0; i < 1000; i++) {
+        for (int i = 0; i < 4000; i++) {
                 if (atomic_load(counter) >= value)
                         return true;
                 usleep(5000);

@@ -3,6 +3,8 @@
 #include "tests/client/rig.h"
 
 #include <criterion/criterion.h>
+#include <pthread.h>
+#include <stdatomic.h>
 
 Test(client_dataset, info_says_what_the_listing_says)
 {
@@ -20,6 +22,47 @@ Test(client_dataset, info_says_what_the_listing_says)
         cr_assert_eq(info.domain_gid, 27);
         cr_assert_eq(info.chunks, 1 + 0 + 1 + 1 + 2 + 3 + 40 + 1);
         cr_assert_eq(sheaf_dataset_files(rig.dataset), RIG_FILES + 1);
+        rig_stop(&rig);
+}
+
+struct restarts {
+        struct rig *rig;
+        atomic_bool over;
+        bool reopened;
+};
+
+static void *restart_often(void *arg)
+{
+        struct restarts *restarts = arg;
+
+        restarts->reopened = true;
+        for (int i = 0; i < 5 && restarts->reopened; i++) {
+                rig_restart(restarts->rig);
+                restarts->reopened =
+                        rig_reaches(&fake_knobs(restarts->rig->fake)->opens, 1);
+        }
+        atomic_store(&restarts->over, true);
+        return NULL;
+}
+
+/* A renewed link tells owner and domain anew, in a thread of its own. */
+Test(client_dataset, info_while_the_link_is_renewed)
+{
+        struct rig rig;
+        struct restarts restarts = { .rig = &rig };
+        struct sheaf_dataset_info info;
+        pthread_t thread;
+
+        rig_start(&rig, NULL);
+        cr_assert_eq(
+                pthread_create(&thread, NULL, restart_often, &restarts), 0);
+        while (!atomic_load(&restarts.over)) {
+                sheaf_dataset_info(rig.dataset, &info);
+                cr_assert_eq(info.domain, 1);
+                cr_assert_eq(info.domain_gid, 27);
+        }
+        pthread_join(thread, NULL);
+        cr_assert(restarts.reopened);
         rig_stop(&rig);
 }
 

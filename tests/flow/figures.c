@@ -81,6 +81,21 @@ uint64_t flow_rss(pid_t pid)
         return kib << 10;
 }
 
+bool flow_sanitized(pid_t pid)
+{
+        char path[64], line[PATH_MAX];
+        bool found = false;
+        FILE *file;
+
+        snprintf(path, sizeof(path), "/proc/%d/maps", (int)pid);
+        file = fopen(path, "re");
+        cr_assert(file, "%s: %s", path, strerror(errno));
+        while (!found && fgets(line, sizeof(line), file))
+                found = strstr(line, "/libtsan.") || strstr(line, "/libasan.");
+        fclose(file);
+        return found;
+}
+
 uint64_t flow_du(const char *dir)
 {
         uint64_t bytes = 0;

@@ -96,6 +96,9 @@ double flow_stat_of(const char *dataset, const char *name);
 /* A number of a process: open descriptors, resident bytes. */
 long flow_fds(pid_t pid);
 uint64_t flow_rss(pid_t pid);
+/* @pid runs a sanitizer's build: its memory and mappings are mostly not its
+ * own, as what was freed is kept, and ThreadSanitizer has a shadow of all. */
+bool flow_sanitized(pid_t pid);
 /* Bytes allocated below @dir, each inode once. */
 uint64_t flow_du(const char *dir);
 

@@ -11,6 +11,8 @@
 #include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
 #include <sys/ioctl.h>
 #include <sys/pidfd.h>
 #include <sys/ptrace.h>
@@ -446,6 +448,52 @@ Test(attacks, pins_beyond_any_budget)
         close(pipe_fd[0]);
         flow_ok("sheaf rm --force more");
         hostile_end();
+}
+
+/* Of some the daemon would itself be what keeps them open, and with them the
+ * pins or the connection, for ever. */
+static void note_endless_forks(void)
+{
+        struct peer p = greet_quietly();
+        struct opened opened = open_or_exit(&p);
+        Sheaf__ForkNote note = SHEAF__FORK_NOTE__INIT;
+        const char *fifo = flow_path("attacker-%d", (int)getpid());
+        int pipe_fd[2], pair[2], fds[9];
+
+        HOSTILE_NEED(!pipe(pipe_fd) && !mkfifo(fifo, 0600), 70);
+        HOSTILE_NEED(!socketpair(AF_UNIX, SOCK_STREAM, 0, pair), 71);
+        fds[0] = p.sock;
+        fds[1] = pipe_fd[1];
+        fds[2] = open(fifo, O_RDWR);
+        fds[3] = open(fifo, O_RDONLY | O_PATH);
+        fds[4] = pair[0];
+        fds[5] = open("/dev/zero", O_RDONLY);
+        fds[6] = opened.fds[opened.count - 3]; /* the listing */
+        fds[7] = epoll_create1(0);
+        fds[8] = eventfd(0, 0);
+        for (size_t i = 0; i < SHEAF_ARRAY_LEN(fds); i++) {
+                HOSTILE_NEED(fds[i] >= 0, 72);
+                HOSTILE_NEED(
+                        call(&p,
+                                envelope(&p, SHEAF__ENVELOPE__BODY_FORK_NOTE,
+                                        &note),
+                                &fds[i], 1) == -EINVAL,
+                        (int)(100 + i));
+        }
+        HOSTILE_NEED(
+                call(&p, envelope(&p, SHEAF__ENVELOPE__BODY_FORK_NOTE, &note),
+                        NULL, 0) == -EINVAL,
+                73);
+        HOSTILE_NEED(
+                !call(&p, envelope(&p, SHEAF__ENVELOPE__BODY_FORK_NOTE, &note),
+                        pipe_fd, 1),
+                74);
+}
+
+Test(attacks, forks_that_would_never_end)
+{
+        cr_assert(!chmod(flow.base, 01777));
+        by_attacker(__func__, HOSTILE_STRANGER, note_endless_forks);
 }
 
 static void pin_until_cut_off(struct pinner *p)

@@ -198,10 +198,12 @@ Test(hostile, wrong_descriptors)
                                         &grant),
                                 &fds[i], 1),
                         0, "grant with %zu", i);
-                (void)call(&p,
-                        envelope(&p, SHEAF__ENVELOPE__BODY_FORK_NOTE,
-                                &fork_note),
-                        &fds[i], 1);
+                cr_expect_lt(
+                        call(&p,
+                                envelope(&p, SHEAF__ENVELOPE__BODY_FORK_NOTE,
+                                        &fork_note),
+                                &fds[i], 1),
+                        0, "fork with %zu", i);
         }
         cr_expect_lt(
                 call(&p, envelope(&p, SHEAF__ENVELOPE__BODY_ADD_DATASET, &add),
