@@ -513,9 +513,10 @@ static int next_record(struct sheaf_catalog *catalog, const char *prefix,
                 rc = to_errno(mdb_cursor_get(cursor, &key, &value, MDB_NEXT));
         if (!rc && (!sane(&key, 0) || !sane(&value, info.me_last_pgno + 1)))
                 rc = -EBADMSG;
-        if (!rc &&
-                (key.mv_size > FOUND_KEY_MAX || key.mv_size < strlen(prefix) ||
-                        memcmp(key.mv_data, prefix, strlen(prefix))))
+        if (!rc && key.mv_size > FOUND_KEY_MAX)
+                rc = -EBADMSG;
+        if (!rc && (key.mv_size < strlen(prefix) ||
+                           memcmp(key.mv_data, prefix, strlen(prefix))))
                 rc = -ENOENT;
         if (!rc) {
                 void *copy = malloc(value.mv_size + 1);
@@ -554,7 +555,15 @@ int sheaf_catalog_each(struct sheaf_catalog *catalog, const char *prefix,
 
                 if (rc)
                         return rc == -ENOENT ? 0 : rc;
-                rc = each(arg, found->key, found->value, found->len_bytes);
+                /* Cut at its NUL, it would pass for another record. */
+                if (strlen(found->key) == found->key_bytes)
+                        rc = each(arg, found->key, found->value,
+                                found->len_bytes);
+                else
+                        sheaf_log(SHEAF_LOG_ERROR, "store_record_left_out",
+                                "dir=\"%s\" problem=\"NUL in a key of %zu "
+                                "bytes\"",
+                                catalog->dir, found->key_bytes);
                 free(found->value);
                 if (rc)
                         return rc;
