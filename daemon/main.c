@@ -9,7 +9,7 @@
 #include "daemon/aside.h"
 #include "daemon/grants.h"
 #include "daemon/health.h"
-#include "daemon/jobs.h"
+#include "daemon/jobs/jobs.h"
 #include "daemon/server.h"
 
 #include "daemon/clock.h"

@@ -13,7 +13,7 @@
  *    moment. Neither causes a busy loop
  *
  * Threads: loop thread. */
-#include "daemon/jobs.h"
+#include "daemon/jobs/jobs.h"
 #include "daemon/server_internal.h"
 
 #include "daemon/clock.h"

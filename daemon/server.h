@@ -12,7 +12,7 @@
 #include "daemon/account.h"
 #include "daemon/config.h"
 #include "daemon/fetch/ahead.h"
-#include "daemon/registry.h"
+#include "daemon/registry/registry.h"
 #include "proto/wire.h"
 
 #define SHEAF_CONN_HANDLES_MAX 1024

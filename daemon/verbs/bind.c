@@ -2,7 +2,7 @@
 /* Bind: slots of a job's epoch get samples.
  *
  * Threads: loop thread. */
-#include "daemon/jobs.h"
+#include "daemon/jobs/jobs.h"
 #include "daemon/verbs/verbs.h"
 
 #include "daemon/clock.h"

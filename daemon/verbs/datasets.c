@@ -5,7 +5,7 @@
 #include "daemon/verbs/verbs.h"
 
 #include "daemon/log.h"
-#include "daemon/names.h"
+#include "daemon/registry/names.h"
 
 #include <stdio.h>
 

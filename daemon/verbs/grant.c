@@ -5,7 +5,7 @@
 #include "daemon/verbs/verbs.h"
 
 #include "daemon/grants.h"
-#include "daemon/names.h"
+#include "daemon/registry/names.h"
 
 #include <limits.h>
 

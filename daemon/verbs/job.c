@@ -4,8 +4,8 @@
  * The query runs on the pool and outlives a client that goes.
  *
  * Threads: loop thread. */
-#include "daemon/jobs.h"
-#include "daemon/names.h"
+#include "daemon/jobs/jobs.h"
+#include "daemon/registry/names.h"
 #include "daemon/verbs/verbs.h"
 
 #define EPOCHS_PER_MESSAGE 256

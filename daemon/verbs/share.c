@@ -11,7 +11,7 @@
 
 #include "daemon/clock.h"
 #include "daemon/log.h"
-#include "daemon/names.h"
+#include "daemon/registry/names.h"
 
 #include <limits.h>
 #include <stdio.h>

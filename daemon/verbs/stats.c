@@ -10,7 +10,7 @@
  *    somebody has them already
  *
  * Threads: loop thread. */
-#include "daemon/jobs.h"
+#include "daemon/jobs/jobs.h"
 #include "daemon/verbs/verbs.h"
 
 #include "daemon/clock.h"

@@ -15,8 +15,8 @@
 #include "daemon/clock.h"
 #include "daemon/grants.h"
 #include "daemon/health.h"
-#include "daemon/jobs.h"
-#include "daemon/names.h"
+#include "daemon/jobs/jobs.h"
+#include "daemon/registry/names.h"
 
 #include <limits.h>
 #include <stdio.h>

@@ -7,7 +7,7 @@
 #include "tests/flow/cut_check.h"
 
 #include "daemon/clock.h"
-#include "daemon/listing_block.h"
+#include "daemon/registry/listing_block.h"
 #include "daemon/records.pb-c.h"
 #include "daemon/store/store.h"
 #include "tests/flow/cut.h"

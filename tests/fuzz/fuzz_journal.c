@@ -9,7 +9,7 @@
  *    with each sample once
  *  3 one made from a bitmap has read what that says, no more
  *  4 message.h holds for what decodes; no descriptor stays open */
-#include "daemon/jobs_internal.h"
+#include "daemon/jobs/internal.h"
 #include "tests/fuzz/input.h"
 #include "tests/fuzz/message.h"
 

@@ -6,7 +6,7 @@
  *  2 a dataset that is there has the id of its key, a name, a path as its
  *    origin, and versions with distinct uuids
  *  3 its owner finds it by its name; saved again it is the same */
-#include "daemon/registry_internal.h"
+#include "daemon/registry/internal.h"
 #include "daemon/log.h"
 #include "tests/fuzz/input.h"
 #include "tests/fuzz/message.h"

@@ -7,7 +7,7 @@
  *  3 the memfd is sealed before anybody else sees it
  *
  * Threads: any; no shared state. */
-#include "daemon/listing_block.h"
+#include "daemon/registry/listing_block.h"
 #include "proto/io.h"
 
 #include <endian.h>

@@ -6,7 +6,7 @@
  *    until then its jobs wait, each for its own first work on the pool
  *
  * Threads: loop thread. */
-#include "daemon/jobs_internal.h"
+#include "daemon/jobs/internal.h"
 
 #include "daemon/clock.h"
 

@@ -6,7 +6,7 @@
  *    brings the sample, later
  *
  * Threads: loop thread. */
-#include "daemon/jobs_internal.h"
+#include "daemon/jobs/internal.h"
 
 #define AHEAD_BYTES_MAX (UINT64_C(64) << 20)
 #define AHEAD_SHARE     16 /* of the memory */

@@ -3,7 +3,7 @@
  *
  * Threads: loop thread, but for what runs on the pool: it uses the query
  * alone. */
-#include "daemon/jobs_internal.h"
+#include "daemon/jobs/internal.h"
 
 #include "daemon/config.h"
 

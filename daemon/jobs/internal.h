@@ -11,7 +11,7 @@
 #ifndef SHEAF_DAEMON_JOBS_INTERNAL_H
 #define SHEAF_DAEMON_JOBS_INTERNAL_H
 
-#include "daemon/jobs.h"
+#include "daemon/jobs/jobs.h"
 #include "daemon/log.h"
 #include "proto/subset.h"
 

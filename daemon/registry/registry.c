@@ -6,11 +6,11 @@
  *    from one that does not exist
  *
  * Threads: loop thread. */
-#include "daemon/registry_internal.h"
+#include "daemon/registry/internal.h"
 
 #include "daemon/clock.h"
 #include "daemon/log.h"
-#include "daemon/names.h"
+#include "daemon/registry/names.h"
 
 #include <stdio.h>
 

@@ -9,7 +9,7 @@
  * numbers change over remounts and are never compared.
  *
  * Threads: loop thread. */
-#include "daemon/registry_internal.h"
+#include "daemon/registry/internal.h"
 
 #include "daemon/clock.h"
 #include "daemon/log.h"

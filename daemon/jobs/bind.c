@@ -9,7 +9,7 @@
  *    while nobody bound a slot of that one since it was begun or read
  *
  * Threads: loop thread. */
-#include "daemon/jobs_internal.h"
+#include "daemon/jobs/internal.h"
 
 #include "daemon/clock.h"
 

@@ -11,7 +11,7 @@
  * Threads: the callers' is the loop thread; the thread that asks touches
  * entries under the lock and the system without it. It is never joined: it
  * may hang for ever, and holds nothing that the end of the process needs. */
-#include "daemon/names.h"
+#include "daemon/registry/names.h"
 
 #include "daemon/clock.h"
 #include "daemon/log.h"

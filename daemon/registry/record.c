@@ -8,7 +8,7 @@
  *  3 a dataset stays in memory while a change of it is under way
  *
  * Threads: loop thread. */
-#include "daemon/registry_internal.h"
+#include "daemon/registry/internal.h"
 
 #include "daemon/log.h"
 

@@ -9,7 +9,7 @@
  *    loop leaves them alone: while the job is being opened
  *
  * Threads: loop thread, but for work() and what it calls. */
-#include "daemon/jobs_internal.h"
+#include "daemon/jobs/internal.h"
 
 #include "daemon/clock.h"
 

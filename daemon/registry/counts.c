@@ -7,7 +7,7 @@
  *    these were seen by: it tells nobody what another had
  *
  * Threads: loop thread. */
-#include "daemon/registry_internal.h"
+#include "daemon/registry/internal.h"
 
 #define WORDS (sizeof(struct sheaf_reg_counts) / sizeof(uint64_t))
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A reader's claim becomes a sealed listing only when it is valid, and what
  * was written is what is read back. */
-#include "daemon/listing_block.h"
+#include "daemon/registry/listing_block.h"
 
 #include <criterion/criterion.h>
 #include <fcntl.h>

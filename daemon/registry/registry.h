@@ -14,7 +14,7 @@
 #define SHEAF_DAEMON_REGISTRY_H
 
 #include "daemon/fetch/fetch.h"
-#include "daemon/listing_block.h"
+#include "daemon/registry/listing_block.h"
 #include "daemon/principal.h"
 
 #include "daemon/records.pb-c.h"

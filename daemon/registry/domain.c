@@ -11,7 +11,7 @@
  *    dataset is under way
  *
  * Threads: loop thread. */
-#include "daemon/registry_internal.h"
+#include "daemon/registry/internal.h"
 
 #include "daemon/clock.h"
 

@@ -14,7 +14,7 @@
  * A job may come to life while its directory goes: writing makes it again, and
  * what tells whose it is comes back when the directory turns out not to be
  * empty. Threads: all runs on the pool, on copies. */
-#include "daemon/jobs_internal.h"
+#include "daemon/jobs/internal.h"
 
 #include <dirent.h>
 #include <fcntl.h>

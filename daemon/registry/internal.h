@@ -6,7 +6,7 @@
 #ifndef SHEAF_DAEMON_REGISTRY_INTERNAL_H
 #define SHEAF_DAEMON_REGISTRY_INTERNAL_H
 
-#include "daemon/registry.h"
+#include "daemon/registry/registry.h"
 
 TAILQ_HEAD(sheaf_dataset_list, sheaf_reg_dataset);
 

@@ -8,7 +8,7 @@
  *  3 lodgings go only when no flight uses them (registry_domain.c)
  *
  * Threads: loop thread; loading runs on the pool. */
-#include "daemon/registry_internal.h"
+#include "daemon/registry/internal.h"
 
 #include "daemon/clock.h"
 #include "daemon/log.h"

@@ -8,7 +8,7 @@
  *
  * Threads: loop thread, but for what runs on the pool: it has copies of all
  * that it needs. */
-#include "daemon/jobs_internal.h"
+#include "daemon/jobs/internal.h"
 
 #include "daemon/clock.h"
 
