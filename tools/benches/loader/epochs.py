@@ -16,15 +16,17 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
+import children
 import ways
-from node import Node, emit, note
+from node import Node
+from report import emit, note, progress
 
 SHARE = 0.35
 # What the daemon keeps in the same memory beside chunks, in proportion.
 OVERHEAD = 1.10
 MEMORY_MIN = 32 << 20
-# Opened files a second of the slowed origin.
-RATE = 400
+# Opened files a second of the slowed origin; of a quick run.
+RATE, RATE_QUICK = 400, 800
 
 
 def size_of(images: Path) -> int:
@@ -87,13 +89,17 @@ def cached(
 ) -> None:
     """One training out of a cache of SHARE, the origin being slow."""
     node, size = part_of(images, where / "cached", build)
-    slow = node.slowed(images, faultfs, RATE)
+    rate = RATE_QUICK if quick else RATE
+    slow = node.slowed(images, faultfs, rate)
     node.sheaf("add", "bench", str(slow))
     count = len(ways.files_of(images))
     way = ways.Sheaf("bench", False, 0, job="cached")
+    turns = 1 if quick else 5
+    progress(f"cached: an epoch to begin with, about {count // rate} s")
     one_epoch(node, way, count)
     hits, shares, uneven, rates = [], [], [], []
-    for _ in range(1 if quick else 5):
+    for turn in range(turns):
+        progress(f"cached: epoch {turn + 1} of {turns}")
         seconds, tenths, held = one_epoch(node, way, count)
         shares.append(held / size)
         hits.append(1 - sum(tenths) / size)
@@ -109,10 +115,11 @@ def cached(
          limit=0.5)  # fmt: skip
     emit("cached: a tenth of the epoch beside the mean, at most",
          100 * max(uneven), "%", limit=10)  # fmt: skip
-    ideal = RATE / (1 - share)
+    ideal = rate / (1 - share)
     emit("cached: sheaf", statistics.median(rates), "samples/s",
          "what the origin allows",
          statistics.median(rates) / ideal)  # fmt: skip
+    progress("cached: files of the slow origin")
     alone = ways.Files(slow, False, 2)
     begun = time.monotonic()
     found = ways.drain(alone, False) / (time.monotonic() - begun)
@@ -137,13 +144,16 @@ def jobs(images: Path, where: Path, build: Path, quick: bool) -> None:
             assert training.stdin
             training.stdin.write("go\n")
             training.stdin.flush()
+        progress(f"jobs: {number} at once, epoch 1 of {turns}")
         for training in trainings:
             expect(training, "epoch 1")
         first = node.stat("origin.bytes")
         held = node.stat("arena.payload_bytes") / size
+        progress(f"jobs: {number} at once, epochs 2 to {turns}")
         for training in trainings:
             expect(training, f"epoch {turns}")
             training.wait()
+            children.end(training)
         spent = (node.stat("origin.bytes") - first) / (turns - 1)
         bound = (1 - held + ways.BATCH / count) * size
         emit(f"jobs: {number} at once, origin bytes an epoch",
@@ -152,7 +162,7 @@ def jobs(images: Path, where: Path, build: Path, quick: bool) -> None:
 
 
 def start(jobs: int, number: int, turns: int) -> subprocess.Popen[str]:
-    return subprocess.Popen(
+    return children.start(
         [sys.executable, __file__, f"bench-{jobs}-{number}", str(turns)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

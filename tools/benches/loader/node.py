@@ -1,61 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """A daemon, mounts and a slowed origin for the benchmark, all below one
-directory that goes away with the process, also when it is interrupted."""
+directory that goes away with the process."""
 
 from __future__ import annotations
 
-import atexit
-import ctypes
 import json
 import os
 import shutil
-import signal
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 
+import children
+
 ROOT = Path(__file__).resolve().parents[3]
-_PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None)
-
-
-def _die_with_parent() -> None:
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def note(text: str) -> None:
-    """A remark on stderr."""
-    print(text, file=sys.stderr, flush=True)
-
-
-def emit(
-    name: str,
-    value: float,
-    unit: str,
-    rival: str | None = None,
-    ratio: float | None = None,
-    goal: float | None = None,
-    limit: float | None = None,
-) -> None:
-    """One measure as a line of JSON. ``goal``: met when ``ratio`` reaches it;
-    ``limit``: met when ``value`` does not exceed it."""
-    met = None
-    if limit is not None:
-        goal, met = limit, value <= limit
-    elif goal is not None and ratio is not None:
-        met = ratio >= goal
-    line = {
-        "name": name,
-        "value": float(f"{value:.4g}"),
-        "unit": unit,
-        "rival": rival,
-        "ratio": None if ratio is None else round(ratio, 3),
-        "goal": goal,
-        "met": met,
-    }
-    print(json.dumps(line), flush=True)
 
 
 def base() -> Path:
@@ -65,7 +24,11 @@ def base() -> Path:
             prefix="sheaf-bench.", dir=os.environ.get("TMPDIR", "/var/tmp")
         )
     )
-    atexit.register(shutil.rmtree, where, ignore_errors=True)
+    children.at_end(lambda: shutil.rmtree(where, ignore_errors=True))
+    # what rivals leave behind
+    (where / "tmp").mkdir()
+    os.environ["TMPDIR"] = str(where / "tmp")
+    tempfile.tempdir = None
     return where
 
 
@@ -87,7 +50,7 @@ class Node:
             f"--memory={memory}",
             f"--disk={disk}",
         )
-        atexit.register(self.stop)
+        children.at_end(self.stop)
         end = time.monotonic() + 60
         while self.sheaf("status", check=False) is None:
             if self.process.poll() is not None or time.monotonic() > end:
@@ -100,7 +63,8 @@ class Node:
             stdin=subprocess.DEVNULL,
             stdout=self.log,
             stderr=self.log,
-            preexec_fn=_die_with_parent,
+            start_new_session=True,
+            preexec_fn=children.end_with_parent,
         )
 
     def sheaf(self, *words: str, check: bool = True) -> str | None:
@@ -149,8 +113,6 @@ class Node:
 
     def stop(self) -> None:
         """Idempotent."""
-        # torch's would raise here when its workers end
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for command in reversed(self.mounts):
             subprocess.run(
                 command, stdin=subprocess.DEVNULL, capture_output=True

@@ -3,13 +3,16 @@
 
 Each is made for a number of workers, and iterated once an epoch: batches of
 BATCH samples in a random order, a sample being its bytes (``raw``) or a tensor
-(``decoded``). Formats that need a copy of the data make it once, in build().
+(``decoded``). Formats that need a copy of the data make it once, in build(),
+which runs in a process of its own (build_apart): LitData's changes how this
+process would start workers. All are measured with workers that are forked.
 """
 
 from __future__ import annotations
 
 import io
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,8 +23,11 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader
 
+import children
+
 BATCH = 64
 SIDE = 64  # pixels of a decoded image
+SHARDS = 16  # of formats that have them: enough for all workers, and to mix
 
 
 def decode(data: Any) -> torch.Tensor:
@@ -39,14 +45,24 @@ def files_of(root: Path) -> list[Path]:
     return sorted(path for path in root.rglob("*") if path.is_file())
 
 
+def shard_bytes(root: Path) -> int:
+    """Of a shard, so that there are about SHARDS."""
+    total = sum(path.stat().st_size for path in files_of(root))
+    return max(1 << 18, total // SHARDS)
+
+
 def options(workers: int) -> dict[str, Any]:
     return {
         "num_workers": workers,
-        **({"persistent_workers": True} if workers else {}),
+        **(
+            {"persistent_workers": True, "multiprocessing_context": "fork"}
+            if workers
+            else {}
+        ),
     }
 
 
-class _Files(torch.utils.data.Dataset):
+class _Files(torch.utils.data.Dataset[Any]):
     def __init__(self, root: Path, decoded: bool) -> None:
         self.paths = [str(path) for path in files_of(root)]
         self.decoded = decoded
@@ -85,7 +101,7 @@ class Mount(Files):
 
 
 class WebDataset:
-    """Tar files of a thousand samples."""
+    """Tar files."""
 
     name = "webdataset"
 
@@ -94,9 +110,11 @@ class WebDataset:
         import webdataset
 
         out.mkdir()
-        pattern = str(out / "%04d.tar")
-        with webdataset.ShardWriter(pattern, maxcount=1000, verbose=0) as sink:
-            for number, path in enumerate(files_of(root)):
+        pattern, paths = str(out / "%04d.tar"), files_of(root)
+        with webdataset.ShardWriter(
+            pattern, maxcount=-(-len(paths) // SHARDS), verbose=0
+        ) as sink:
+            for number, path in enumerate(paths):
                 sink.write({"__key__": f"{number:07}", "x": path.read_bytes()})
 
     def __init__(self, out: Path, decoded: bool, workers: int) -> None:
@@ -136,14 +154,17 @@ def _decoded_xs(samples: list[dict[str, Any]]) -> torch.Tensor:
 
 
 def _streaming() -> Any:
-    """The module; it imports torchvision without using it, and that one may
-    have been built for another torch than the one that is here."""
+    """The module. It imports torchvision without using it, and that one may
+    have been built for another torch than the one that is here: then with the
+    operators that it looks for. ImportError, RuntimeError: it does not work."""
     try:
         import streaming
-    except RuntimeError:
-        operators = torch.library.Library("torchvision", "DEF")
+    except RuntimeError as error:
+        if "torchvision::" not in str(error):
+            raise
+        operators = torch.library.Library("torchvision", "DEF")  # type: ignore[no-untyped-call]
         for name in ("nms", "qnms"):
-            operators.define(name + "() -> ()")
+            operators.define(name + "() -> ()")  # type: ignore[no-untyped-call]
         _kept.append(operators)
         # What the first try left behind would lack its place in the parent.
         for name in [name for name in sys.modules if _is_streaming(name)]:
@@ -166,7 +187,9 @@ class Streaming:
 
     @staticmethod
     def build(root: Path, out: Path) -> None:
-        with _streaming().MDSWriter(out=str(out), columns={"x": "bytes"}) as sink:
+        with _streaming().MDSWriter(
+            out=str(out), columns={"x": "bytes"}, size_limit=shard_bytes(root)
+        ) as sink:
             for path in files_of(root):
                 sink.write({"x": path.read_bytes()})
 
@@ -203,7 +226,7 @@ class LitData:
             fn=_bytes_of,
             inputs=[str(path) for path in files_of(root)],
             output_dir=str(out),
-            chunk_bytes="64MB",
+            chunk_bytes=shard_bytes(root),
             num_workers=1,
         )
 
@@ -213,8 +236,8 @@ class LitData:
         self.loader = litdata.StreamingDataLoader(
             litdata.StreamingDataset(str(out), shuffle=True),
             batch_size=BATCH,
-            num_workers=workers,
             collate_fn=_decoded_xs if decoded else _raw_xs,
+            **options(workers),
         )
 
     def __iter__(self) -> Iterator[Any]:
@@ -243,6 +266,37 @@ class Sheaf:
 
 
 RIVALS = (WebDataset, Streaming, LitData)
+BUILD_MAX_S = 600
+
+
+def why(error: BaseException) -> str:
+    """For whoever reads that a rival is left out."""
+    text = f"{type(error).__name__}: {error}"
+    if "torchvision" in text:
+        text += (
+            "; it needs a torchvision that was built for the torch in"
+            " build/bench-venv"
+        )
+    return text
+
+
+def build_apart(rival: Any, root: Path, out: Path) -> None:
+    """Makes a rival's copy in another process. RuntimeError says why not."""
+    child = children.start(
+        [sys.executable, __file__, rival.name, str(root), str(out)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        _, said = child.communicate(timeout=BUILD_MAX_S)
+    except subprocess.TimeoutExpired:
+        raise RuntimeError(f"not built within {BUILD_MAX_S} s") from None
+    finally:
+        children.end(child)
+    if child.returncode:
+        raise RuntimeError((said.strip() or "no word of why").split("\n")[-1])
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -255,3 +309,16 @@ def drain(batches: Any, decoded: bool) -> int:
             for sample in batch:
                 bytes(memoryview(sample)[::PAGE])
     return count
+
+
+def _build(name: str, root: str, out: str) -> None:
+    """What build_apart() starts."""
+    (rival,) = [rival for rival in RIVALS if rival.name == name]
+    try:
+        rival.build(Path(root), Path(out))
+    except Exception as error:
+        sys.exit(why(error))
+
+
+if __name__ == "__main__":
+    _build(*sys.argv[1:])
