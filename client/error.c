@@ -10,6 +10,7 @@
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <sys/resource.h>
 
 /* A pointer: what is thread-local must be small for a library that may be
  * loaded at run time. */
@@ -58,6 +59,22 @@ int sheaf_error_set(int rc, const char *format, ...)
         if (own)
                 memcpy(own, text, strnlen(text, sizeof(text) - 1) + 1);
         return rc;
+}
+
+const char *sheaf_error_why(int rc, char text[SHEAF_ERROR_WHY_MAX])
+{
+        struct rlimit limit;
+
+        if (rc == -ENFILE)
+                return "the system has no free file descriptor; raise the "
+                       "sysctl fs.file-max";
+        if (rc != -EMFILE || getrlimit(RLIMIT_NOFILE, &limit))
+                return strerror(-rc);
+        snprintf(text, SHEAF_ERROR_WHY_MAX,
+                "this process has no free file descriptor: its limit "
+                "RLIMIT_NOFILE is %llu; close some, or raise it (ulimit -n)",
+                (unsigned long long)limit.rlim_cur);
+        return text;
 }
 
 const char *sheaf_last_error(void)

@@ -10,4 +10,9 @@
 #define SHEAF_ERROR_TEXT_MAX 2048
 int sheaf_error_set(int rc, const char *format, ...) SHEAF_PRINTF(2, 3);
 
+/* What @rc says; of descriptors that ran out the limit and the remedy, too.
+ * In @text, or static. */
+#define SHEAF_ERROR_WHY_MAX 192
+const char *sheaf_error_why(int rc, char text[SHEAF_ERROR_WHY_MAX]);
+
 #endif

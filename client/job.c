@@ -92,10 +92,11 @@ static int ask_once(struct sheaf_job *job, struct sheaf_job_ask *ask,
 static int sealed(const uint8_t *bitmap, uint32_t bits, int *ret_fd)
 {
         int fd = sheaf_sealed_new(bitmap, sheaf_subset_bytes(bits));
+        char why[SHEAF_ERROR_WHY_MAX];
 
         if (fd < 0)
-                return sheaf_error_set(
-                        fd, "a bitmap for sheafd: %s", strerror(-fd));
+                return sheaf_error_set(fd, "a bitmap for sheafd: %s",
+                        sheaf_error_why(fd, why));
         *ret_fd = fd;
         return 0;
 }

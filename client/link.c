@@ -38,6 +38,26 @@ static void set_attempt(struct sheaf_session *session, int rc, const char *path,
         pthread_cond_broadcast(&session->changed);
 }
 
+/* This process may open no more: that is no matter of waiting. Those who wait
+ * are told, and it is tried again when somebody asks, or now and then. */
+static void note_shortage(struct sheaf_session *session)
+{
+        char why[SHEAF_ERROR_WHY_MAX];
+
+        session->shortages++;
+        session->attempts++;
+        session->wanted = false;
+        session->attempt_rc = -EMFILE;
+        session->backoff_ms = SHEAF_BACKOFF_LAST_MS;
+        session->retry_ns =
+                sheaf_now_ns() + session->backoff_ms * SHEAF_NS_PER_MS;
+        snprintf(session->attempt_text, sizeof(session->attempt_text),
+                "cannot take what sheafd at %.128s gives: %s",
+                session->places.path[session->place],
+                sheaf_error_why(-EMFILE, why));
+        pthread_cond_broadcast(&session->changed);
+}
+
 static void hang_up(struct sheaf_session *session)
 {
         sheaf_close_p(&session->sock);
@@ -144,6 +164,10 @@ static void connect_now(struct sheaf_session *session)
         }
         pthread_mutex_lock(&session->lock);
         session->place = place;
+        if (rc == -EMFILE && sock < 0) {
+                note_shortage(session);
+                return;
+        }
         if (sock < 0) {
                 session->wanted = false;
                 session->retry_ns =
@@ -401,6 +425,10 @@ static void receive(struct sheaf_session *session)
                         bool early = session->state == SHEAF_LINK_HELLO;
 
                         hang_up(session);
+                        if (rc == -EMFILE) {
+                                note_shortage(session);
+                                continue;
+                        }
                         if (!early)
                                 continue;
                         session->wanted = false;

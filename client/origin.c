@@ -48,6 +48,7 @@ int sheaf_dataset_read_origin(
         const struct sheaf_listing_entry *entry;
         char path[PATH_MAX], below[PATH_MAX];
         sheaf_autofd int fd = -1;
+        char why[SHEAF_ERROR_WHY_MAX];
         int rc = 0;
 
         if (ordinal >= listing->file_count)
@@ -67,7 +68,7 @@ int sheaf_dataset_read_origin(
                 return sheaf_error_set(-errno,
                         "sheafd is away, and the origin's %s cannot be "
                         "opened: %s",
-                        path, strerror(errno));
+                        path, sheaf_error_why(-errno, why));
         if (!is_listed(fd, entry))
                 rc = -ESTALE;
         if (!rc)

@@ -5,6 +5,7 @@
  *  2 a request lost to a hang-up is sent again after the reconnect, unless it
  *    may be made only once
  *  3 a request is on the list exactly while its caller waits
+ *  4 descriptors that are lacking end a call at once: no waiting brings them
  *
  * Threads: any; the lock is the session's. */
 #include "client/session.h"
@@ -68,6 +69,7 @@ int sheaf_session_new(const struct sheaf_session_options *options,
 {
         static const struct sheaf_session_options none;
         struct sheaf_session *session = sheaf_new(struct sheaf_session, 1);
+        char why[SHEAF_ERROR_WHY_MAX];
         int rc = -ENOMEM;
 
         if (!options)
@@ -118,7 +120,8 @@ fail_alloc:
                 free(session->kind);
         }
         free(session);
-        return sheaf_error_set(rc, "cannot make a session: %s", strerror(-rc));
+        return sheaf_error_set(
+                rc, "cannot make a session: %s", sheaf_error_why(rc, why));
 }
 
 void sheaf_session_free(struct sheaf_session *session)
@@ -192,9 +195,20 @@ static int link_timeout(struct sheaf_session *session)
                 (long long)session->deadline_ms);
 }
 
-static int wait_link(struct sheaf_session *session, int64_t deadline_ns)
+static int told_shortage(void)
+{
+        char why[SHEAF_ERROR_WHY_MAX];
+
+        return sheaf_error_set(-EMFILE, "cannot take what sheafd gives: %s",
+                sheaf_error_why(-EMFILE, why));
+}
+
+/* @shortages: as many as there were when the call began. */
+static int wait_link(
+        struct sheaf_session *session, uint64_t shortages, int64_t deadline_ns)
 {
         uint64_t attempts = session->attempts;
+        char why[SHEAF_ERROR_WHY_MAX];
 
         if (session->closing)
                 return sheaf_error_set(-ESHUTDOWN, "the session is closing");
@@ -204,11 +218,13 @@ static int wait_link(struct sheaf_session *session, int64_t deadline_ns)
         int rc = sheaf_link_start(session);
 
         if (rc)
-                return sheaf_error_set(
-                        rc, "cannot start a thread: %s", strerror(-rc));
-        if (!session->welcomed)
+                return sheaf_error_set(rc, "cannot start a thread: %s",
+                        sheaf_error_why(rc, why));
+        if (!session->welcomed || session->attempt_rc == -EMFILE)
                 session->retry_ns = 0;
         while (session->state != SHEAF_LINK_READY) {
+                if (session->shortages != shortages)
+                        return told_shortage();
                 /* The first connection fails at once: nobody may be there.
                  * Later ones are waited for: the daemon restarts. */
                 if (!session->welcomed && session->attempts != attempts &&
@@ -228,10 +244,11 @@ static int wait_link(struct sheaf_session *session, int64_t deadline_ns)
 int sheaf_session_wait_locked(struct sheaf_session *session,
         struct sheaf_dataset *dataset, int64_t deadline_ns)
 {
+        uint64_t shortages = session->shortages;
         bool asked_again = false;
 
         for (;;) {
-                int rc = wait_link(session, deadline_ns);
+                int rc = wait_link(session, shortages, deadline_ns);
 
                 if (rc || !dataset || dataset->state == SHEAF_OPEN_DONE)
                         return rc;
@@ -358,11 +375,13 @@ int sheaf_session_call(struct sheaf_session *session, struct sheaf_call *call,
         struct sheaf_wire_msg *ret_reply)
 {
         struct sheaf_request request = { 0 };
+        uint64_t shortages;
         int rc = sheaf_cond_init(&request.wake);
 
         if (rc)
                 return sheaf_error_set(rc, "%s: %s", call->what, strerror(-rc));
         pthread_mutex_lock(&session->lock);
+        shortages = session->shortages;
         for (;;) {
                 rc = send_request(session, call, &request);
                 if (rc < 0)
@@ -389,6 +408,10 @@ int sheaf_session_call(struct sheaf_session *session, struct sheaf_call *call,
                 if (call->once) {
                         rc = sheaf_error_set(
                                 -ECONNRESET, "%s: sheafd hung up", call->what);
+                        break;
+                }
+                if (session->shortages != shortages) {
+                        rc = told_shortage();
                         break;
                 }
         }

@@ -125,7 +125,8 @@ struct sheaf_session {
         bool wanted;         /* somebody waits for the link */
         uint64_t attempts;   /* connects that ended, well or not */
         int attempt_rc;      /* how the last one ended */
-        char attempt_text[256];
+        char attempt_text[384];
+        uint64_t shortages; /* connections that descriptors were lacking for */
         int64_t retry_ns, backoff_ms;
         uint8_t instance[16]; /* of the daemon last welcomed by */
         uint64_t reconnects;

@@ -54,7 +54,9 @@ struct sheaf_session_options {
         void *interrupted_arg;
 };
 
-/* Makes a session; connects at first use. @options may be NULL. -ENOMEM. */
+/* Makes a session; connects at first use. @options may be NULL. -ENOMEM;
+ * -EMFILE: this process has no free descriptor. Every call that needs the
+ * daemon may fail so, at once, and works again when some are free. */
 SHEAF_API int sheaf_session_new(const struct sheaf_session_options *options,
         struct sheaf_session **ret_session);
 /* Connects now. 0; -ENOENT, -ECONNREFUSED no daemon; -EACCES; -EPROTO. */

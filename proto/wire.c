@@ -3,7 +3,8 @@
  *
  *  1 a record is sent by one sendmsg: never torn, never merged
  *  2 descriptors that arrive are close-on-exec from the start
- *  3 a truncated record or descriptor list is -EBADMSG, and nothing leaks */
+ *  3 a truncated record or descriptor list is -EBADMSG, or -EMFILE where this
+ *    process has no number left for a descriptor; nothing leaks */
 #include "proto/wire.h"
 
 #include <fcntl.h>
@@ -93,6 +94,15 @@ static size_t take_fds(struct msghdr *msg, int fds[SHEAF_WIRE_FDS_MAX])
         return count;
 }
 
+/* The kernel cuts off descriptors for which there is no number, too: asked
+ * before any of the others is closed. */
+static int why_cut(int sock)
+{
+        sheaf_autofd int next = fcntl(sock, F_DUPFD_CLOEXEC, 0);
+
+        return next < 0 && errno == EMFILE ? -EMFILE : -EBADMSG;
+}
+
 Sheaf__Envelope *sheaf_wire_decode(const void *data, size_t len_bytes)
 {
         if (len_bytes > SHEAF_WIRE_BYTES_MAX)
@@ -121,9 +131,11 @@ int sheaf_wire_recv_record(int sock, void *data, size_t cap_bytes,
                 return errno == EWOULDBLOCK ? -EAGAIN : -errno;
         fd_count = take_fds(&msg, fds);
         if (msg.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) {
+                int rc = msg.msg_flags & MSG_CTRUNC ? why_cut(sock) : -EBADMSG;
+
                 for (size_t i = 0; i < fd_count; i++)
                         close(fds[i]);
-                return -EBADMSG;
+                return rc;
         }
         if (n == 0 && !fd_count)
                 return 0;

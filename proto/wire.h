@@ -29,7 +29,8 @@ SHEAF_MUST_CHECK int sheaf_wire_send_record(int sock, const void *data,
 
 /* Receives one record into @data. 1: it is there, with *@ret_fd_count
  * descriptors, now the caller's; 0: the peer hung up; -EAGAIN; -EBADMSG: it
- * was longer than @cap_bytes or brought too many descriptors; -errno. */
+ * was longer than @cap_bytes or brought too many descriptors; -EMFILE: it
+ * brought more than this process may open, and is lost; -errno. */
 SHEAF_MUST_CHECK int sheaf_wire_recv_record(int sock, void *data,
         size_t cap_bytes, size_t *ret_len_bytes,
         int ret_fds[SHEAF_WIRE_FDS_MAX], size_t *ret_fd_count);
@@ -41,7 +42,7 @@ SHEAF_MUST_CHECK int sheaf_wire_send(
         int sock, const Sheaf__Envelope *env, const int *fds, size_t fd_count);
 
 /* Receives one message. 1: @ret_msg is filled; 0: the peer hung up; -EAGAIN;
- * -EBADMSG; -errno. */
+ * -EBADMSG; -EMFILE, as above; -errno. */
 SHEAF_MUST_CHECK int sheaf_wire_recv(int sock, struct sheaf_wire_msg *ret_msg);
 
 /* Decodes the bytes of a record (the part of recv that the fuzzer drives).

@@ -58,7 +58,7 @@ static void huge_by_mount(void)
 
 /* The cache on a file system of 64 MiB and few inodes, of which it thinks it
  * may use more. */
-static void begin(void)
+static void begin_beside(uint64_t foreign_bytes)
 {
         for (uint32_t i = 1; i <= FILES; i++)
                 flow_file(i, FILE_BYTES, "f%03u", i);
@@ -66,11 +66,19 @@ static void begin(void)
         cr_assert(!mkdir(flow.cache, 0755));
         cr_assert(!mount(
                 "none", flow.cache, "tmpfs", 0, "size=64m,nr_inodes=200"));
-        flow.memory = "48MiB";
+        if (foreign_bytes)
+                flow_ok("head -c %llu /dev/zero >%s/foreign",
+                        (unsigned long long)foreign_bytes, flow.cache);
+        flow.memory = "32MiB";
         flow.extra = "--floor 0";
         flow_start();
         flow_ok("sheaf add data %s", flow.origin);
         flow_mount("data", flow.mount);
+}
+
+static void begin(void)
+{
+        begin_beside(0);
 }
 
 static uint64_t free_bytes(void)
@@ -116,7 +124,7 @@ Test(store_full, by_itself_and_by_others)
         cr_assert(status_says("full or at its floor"), "%s", flow.last.out);
         cr_assert_gt(flow_stat("disk.refused_full"), 0);
         nothing_partial();
-        /* Room for others' file first, so that it does take the rest. */
+        /* What is evicted leaves its room to the cache; others get the rest. */
         flow_ok("sheaf warmup --evict --disk data --quiet");
         flow_run("dd if=/dev/zero of=%s/foreign bs=1M", flow.cache);
         flow_run("dd if=/dev/zero of=%s/foreign2 bs=4096", flow.cache);
@@ -143,6 +151,51 @@ Test(store_full, by_itself_and_by_others)
         log_is_quiet();
         flow_umount(flow.mount);
         flow_stop();
+}
+
+/* Reads what fits, as anybody does: that all of it is on disk then, and
+ * nothing is degraded any more. */
+static bool filled_again(uint32_t files)
+{
+        by_library(1, files);
+        return flow_stat("disk.payload_bytes") >=
+                       (double)(files * FILE_BYTES) &&
+               !status_says("the disk tier is degraded");
+}
+
+/* Others took nearly all before the cache began. When they leave, reads alone
+ * fill the disk and end the state. */
+static void room_comes_back(bool killed)
+{
+        const uint32_t fits = 44; /* on the disk, but not in memory */
+
+        begin_beside(UINT64_C(56) << 20);
+        by_library(1, fits);
+        by_mount(fits + 1, 64);
+        if (killed) {
+                flow_kill();
+                flow_start();
+                by_library(1, fits);
+        }
+        cr_assert(status_says("full or at its floor"), "%s", flow.last.out);
+        cr_assert_lt(flow_stat("disk.payload_bytes"), 10 << 20);
+        flow_ok("rm %s/foreign", flow.cache);
+        cr_assert(flow_until(30, filled_again(fits)), "%g bytes are on disk",
+                flow_stat("disk.payload_bytes"));
+        nothing_partial();
+        log_is_quiet();
+        flow_umount(flow.mount);
+        flow_stop();
+}
+
+Test(store_full, room_comes_back)
+{
+        room_comes_back(false);
+}
+
+Test(store_full, room_comes_back_after_a_kill)
+{
+        room_comes_back(true);
 }
 
 Test(store_full, no_inodes)
