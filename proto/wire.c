@@ -223,7 +223,8 @@ static int dial(const char *path, int flags)
         sock = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | flags, 0);
         if (sock < 0)
                 return -errno;
-        if (connect(sock, (struct sockaddr *)&addr, sizeof(addr)))
+        if (TEMP_FAILURE_RETRY(
+                    connect(sock, (struct sockaddr *)&addr, sizeof(addr))))
                 return -errno;
         return sheaf_steal_fd(&sock);
 }

@@ -158,14 +158,14 @@ static int attempt(int root, const struct sheaf_reader_chunk *chunk, void *buf,
                         O_RDONLY | O_NONBLOCK | O_NOCTTY, chunk->follow, &fd);
         if (rc)
                 return rc;
-        if (fstat(fd, &before))
+        if (TEMP_FAILURE_RETRY(fstat(fd, &before)))
                 return -errno;
         if (!same_file(&before, &chunk->identity))
                 return -ESTALE;
         rc = read_all(fd, chunk, buf);
         if (rc)
                 return rc;
-        if (fstat(fd, &after))
+        if (TEMP_FAILURE_RETRY(fstat(fd, &after)))
                 return -errno;
         if (!same_file(&after, &chunk->identity) ||
                 packed_ctime(&after) != packed_ctime(&before))
@@ -209,7 +209,7 @@ int sheaf_reader_probe(int root, const char *path, bool follow,
                 rc = sheaf_reader_open(root, path, O_PATH, follow, &fd);
         if (rc)
                 return rc;
-        if (fstat(fd, &st))
+        if (TEMP_FAILURE_RETRY(fstat(fd, &st)))
                 return -errno;
         return same_file(&st, identity) ? 0 : -ESTALE;
 }

@@ -80,7 +80,7 @@ static void pool_run(uv_work_t *work)
         if (io->op == SHEAF_DISK_WORK) {
                 io->rc = io->work(io);
         } else if (io->op == SHEAF_DISK_SYNC) {
-                io->rc = fdatasync(io->fd) ? -errno : 0;
+                io->rc = TEMP_FAILURE_RETRY(fdatasync(io->fd)) ? -errno : 0;
         } else {
                 while (!sheaf_disk_step(io, move_once(io)))
                         ;

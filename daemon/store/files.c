@@ -24,10 +24,11 @@ int sheaf_file_enter(struct sheaf_store *store, struct sheaf_file *file,
         if (file->fd < 0) {
                 int flags = O_RDWR | O_CLOEXEC | O_NOFOLLOW;
 
-                file->fd = openat(
-                        store->dir_fd, name, flags | (direct ? O_DIRECT : 0));
+                file->fd = TEMP_FAILURE_RETRY(openat(
+                        store->dir_fd, name, flags | (direct ? O_DIRECT : 0)));
                 if (file->fd < 0 && direct && errno == EINVAL)
-                        file->fd = openat(store->dir_fd, name, flags);
+                        file->fd = TEMP_FAILURE_RETRY(
+                                openat(store->dir_fd, name, flags));
                 if (file->fd < 0)
                         return -errno;
                 store->files_open++;

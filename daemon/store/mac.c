@@ -85,8 +85,8 @@ bool sheaf_mac_good(struct sheaf_mac *mac, const void *record, size_t len_bytes)
 int sheaf_mac_key(int dir_fd, uint8_t ret_key[SHEAF_MAC_KEY_BYTES])
 {
         uint8_t key[SHEAF_MAC_KEY_BYTES];
-        sheaf_autofd int fd =
-                openat(dir_fd, "key", O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+        sheaf_autofd int fd = TEMP_FAILURE_RETRY(
+                openat(dir_fd, "key", O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
 
         if (fd >= 0) {
                 if (read(fd, key, sizeof(key)) != (ssize_t)sizeof(key))
@@ -98,14 +98,15 @@ int sheaf_mac_key(int dir_fd, uint8_t ret_key[SHEAF_MAC_KEY_BYTES])
                 return -errno;
         if (getrandom(key, sizeof(key), 0) != (ssize_t)sizeof(key))
                 return -EIO;
-        fd = openat(dir_fd, "key.tmp",
-                O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
+        fd = TEMP_FAILURE_RETRY(openat(dir_fd, "key.tmp",
+                O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600));
         if (fd < 0)
                 return -errno;
         if (write(fd, key, sizeof(key)) != (ssize_t)sizeof(key))
                 return -ENOSPC;
-        if (fdatasync(fd) || renameat(dir_fd, "key.tmp", dir_fd, "key") ||
-                fsync(dir_fd))
+        if (TEMP_FAILURE_RETRY(fdatasync(fd)) ||
+                renameat(dir_fd, "key.tmp", dir_fd, "key") ||
+                TEMP_FAILURE_RETRY(fsync(dir_fd)))
                 return -errno;
         memcpy(ret_key, key, sizeof(key));
         return 0;

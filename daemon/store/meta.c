@@ -90,8 +90,8 @@ void sheaf_meta_version(struct sheaf_store *store, const char *name)
 static void look_at_all(struct sheaf_store *store, int64_t start_ns)
 {
         struct dirent *entry;
-        int fd = openat(
-                store->dir_fd, "versions", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+        int fd = TEMP_FAILURE_RETRY(openat(
+                store->dir_fd, "versions", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
         DIR *dir = fd < 0 ? NULL : fdopendir(fd);
 
         sheaf_meta_deinit(store);

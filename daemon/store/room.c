@@ -45,9 +45,15 @@ static int take_blocks(int fd, uint64_t from, uint64_t to)
 
         if (from >= to)
                 return 0;
-        rc = fallocate(fd, 0, (off_t)from, (off_t)(to - from)) ? -errno : 0;
-        if (rc == -EOPNOTSUPP)
+        rc = TEMP_FAILURE_RETRY(
+                     fallocate(fd, 0, (off_t)from, (off_t)(to - from)))
+                     ? -errno
+                     : 0;
+        if (rc != -EOPNOTSUPP)
+                return rc;
+        do
                 rc = -posix_fallocate(fd, (off_t)from, (off_t)(to - from));
+        while (rc == -EINTR);
         return rc;
 }
 
@@ -55,7 +61,7 @@ static int take_blocks(int fd, uint64_t from, uint64_t to)
 static int take_ends(const struct making *making, int fd)
 {
         uint64_t bytes = making->store->segment_bytes;
-        int rc = ftruncate(fd, (off_t)bytes) ? -errno : 0;
+        int rc = TEMP_FAILURE_RETRY(ftruncate(fd, (off_t)bytes)) ? -errno : 0;
 
         if (!rc)
                 rc = take_blocks(fd, 0, making->room_bytes);
@@ -81,12 +87,14 @@ static int open_file(const struct making *making)
 {
         const int flags = O_RDWR | O_CLOEXEC | O_NOFOLLOW |
                           (making->fresh ? O_CREAT | O_TRUNC : 0);
-        int fd = openat(making->store->dir_fd, making->name, flags, 0600);
+        int fd = TEMP_FAILURE_RETRY(
+                openat(making->store->dir_fd, making->name, flags, 0600));
 
         if (fd < 0 && errno == ENOENT && making->fresh) {
                 /* Somebody removed the directory. */
                 mkdirat(making->store->dir_fd, "segments", 0700);
-                fd = openat(making->store->dir_fd, making->name, flags, 0600);
+                fd = TEMP_FAILURE_RETRY(openat(
+                        making->store->dir_fd, making->name, flags, 0600));
         }
         return fd < 0 ? -errno : fd;
 }
@@ -102,12 +110,14 @@ static int make_work(struct sheaf_disk_io *io)
         if (rc < 0)
                 return rc;
         rc = making->trim ? 0 : take_ends(making, fd);
-        if (!rc && pwrite(fd, making->page, sizeof(making->page), 0) !=
+        if (!rc && TEMP_FAILURE_RETRY(
+                           pwrite(fd, making->page, sizeof(making->page), 0)) !=
                            (ssize_t)sizeof(making->page))
                 rc = -EIO;
-        if (!rc && fsync(fd))
+        if (!rc && TEMP_FAILURE_RETRY(fsync(fd)))
                 rc = -errno;
-        if (!rc && making->trim && ftruncate(fd, (off_t)sizeof(making->page)))
+        if (!rc && making->trim &&
+                TEMP_FAILURE_RETRY(ftruncate(fd, (off_t)sizeof(making->page))))
                 rc = -errno;
         if (!rc && making->trim)
                 rc = take_ends(making, fd);

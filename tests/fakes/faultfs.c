@@ -8,12 +8,14 @@
  * missing: then nothing is wrong. A line is a rule; the first one that fits
  * a call decides:
  *
- *      OP[,OP...] [path=PART] [skip=N] [times=N] ACTION...
+ *      OP[,OP...] [path=PART] [skip=N] [one-of=N] [times=N] ACTION...
  *
  * OP: open create read write sync truncate allocate unlink rename mkdir rmdir
  * attr list statfs lock link direct (an open with O_DIRECT), or any.
  * path=PART: of paths that contain PART. skip=N: not for the first N calls
- * that fit; times=N: for N calls only. Actions: fail=ERRNO (a name such as
+ * that fit; one-of=N: for one in N, by chance, though the same in each run;
+ * times=N: for N calls only.
+ * Actions: fail=ERRNO (a name such as
  * EIO, or a number), delay=MS before all else, rate=N (so many such calls a
  * second, all callers together), hang (until CONTROL changes), cut=N (a read
  * that would return more returns N bytes), free=BYTES (of statfs: so much is
@@ -73,6 +75,7 @@ static const struct {
         int value;
 } errnos[] = {
         { "EIO", EIO },
+        { "EINTR", EINTR },
         { "ENOSPC", ENOSPC },
         { "EDQUOT", EDQUOT },
         { "EROFS", EROFS },
@@ -94,6 +97,7 @@ struct rule {
         uint32_t ops; /* bits */
         char path[128];
         uint64_t skip, times; /* left */
+        uint64_t one_of, chance;
         bool limited, hang, has_free;
         int fail;
         unsigned int delay_ms, rate;
@@ -138,12 +142,21 @@ static uint32_t parse_ops(char *word)
         return ops;
 }
 
+/* No test may pass by a typing error: it loses its file system. */
+static _Noreturn void not_known(const char *word)
+{
+        fprintf(stderr, "faultfs: %s: not known\n", word);
+        _exit(2);
+}
+
 static int parse_errno(const char *name)
 {
         for (size_t i = 0; i < SHEAF_ARRAY_LEN(errnos); i++)
                 if (!strcmp(name, errnos[i].name))
                         return errnos[i].value;
-        return atoi(name);
+        if (atoi(name) > 0)
+                return atoi(name);
+        not_known(name);
 }
 
 static void parse_word(struct rule *rule, const char *word)
@@ -155,6 +168,8 @@ static void parse_word(struct rule *rule, const char *word)
                 snprintf(rule->path, sizeof(rule->path), "%s", value);
         } else if (!strncmp(word, "skip=", 5)) {
                 rule->skip = strtoull(value, NULL, 10);
+        } else if (!strncmp(word, "one-of=", 7)) {
+                rule->one_of = strtoull(value, NULL, 10);
         } else if (!strncmp(word, "times=", 6)) {
                 rule->limited = true;
                 rule->times = strtoull(value, NULL, 10);
@@ -172,7 +187,7 @@ static void parse_word(struct rule *rule, const char *word)
                 rule->has_free = true;
                 rule->free_bytes = strtoull(value, NULL, 10);
         } else {
-                fprintf(stderr, "faultfs: %s: not known\n", word);
+                not_known(word);
         }
 }
 
@@ -219,6 +234,14 @@ static void look_again(void)
         fclose(file);
 }
 
+/* No period: one that fits a call's retries would fail all of them. */
+static uint64_t next_number(struct rule *rule)
+{
+        rule->chance = rule->chance * UINT64_C(6364136223846793005) +
+                       UINT64_C(1442695040888963407);
+        return rule->chance >> 33;
+}
+
 /* Locked. The rule for this call, its counters moved on; or NULL. */
 static struct rule *match(enum op op, const char *path)
 {
@@ -233,6 +256,8 @@ static struct rule *match(enum op op, const char *path)
                         rule->skip--;
                         continue;
                 }
+                if (rule->one_of && next_number(rule) % rule->one_of)
+                        continue;
                 if (rule->limited && !rule->times)
                         continue;
                 if (rule->limited)

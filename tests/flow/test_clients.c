@@ -6,7 +6,9 @@
 #include <criterion/criterion.h>
 #include <fcntl.h>
 #include <linux/sched.h>
+#include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
@@ -313,6 +315,152 @@ Test(clients, forked_children_hold_pins)
                 close(say[0]);
         }
         cr_assert(flow_until(20, no_pins()), "%s", flow.last.out);
+        flow_stop();
+}
+
+/* ---- many forks beside threads ---- */
+
+#define FORKS        200
+#define SMALL        20
+#define SMALL_BYTES  UINT64_C(50000)
+#define FORK_THREADS 2
+
+/* Sanitizers of this time leave their allocator's locks as they are at a
+ * fork, so a child of a threaded process may not allocate under them. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define CHILD_MAY_ALLOCATE false
+#else
+#define CHILD_MAY_ALLOCATE true
+#endif
+
+static struct sheaf_dataset *forked_dataset;
+static atomic_bool forks_over, thread_failed;
+
+static int read_small(uint32_t first, uint32_t count)
+{
+        for (uint32_t i = first; i < first + count; i++) {
+                char name[16];
+                int rc;
+
+                snprintf(name, sizeof(name), "s%02u", i % SMALL);
+                rc = flow_check_view(
+                        forked_dataset, name, 100 + i % SMALL, SMALL_BYTES);
+                if (rc) {
+                        fprintf(stderr, "%s: %d %s\n", name, rc,
+                                sheaf_last_error());
+                        return rc;
+                }
+        }
+        return 0;
+}
+
+static bool held_is_right(const struct sheaf_view *held)
+{
+        return held->len_bytes == SMALL_BYTES &&
+               flow_stamp_check(held->pieces[0].iov_base, 100, 0, SMALL_BYTES);
+}
+
+static void *read_on(void *arg)
+{
+        while (!forks_over)
+                if (read_small((uint32_t)(uintptr_t)arg, SMALL))
+                        thread_failed = true;
+        return NULL;
+}
+
+/* Ten samples in each child; every second one ends through exit(), with what
+ * runs at an exit. */
+static int fork_all(const struct sheaf_view *held)
+{
+        for (uint32_t round = 0; round < FORKS; round++) {
+                pid_t child = fork();
+                int rc;
+
+                if (!child) {
+                        prctl(PR_SET_PDEATHSIG, SIGKILL);
+                        rc = held_is_right(held) ? -read_small(round, 10) : 99;
+                        if (round % 2)
+                                _exit(rc);
+                        exit(rc);
+                }
+                rc = flow_wait(child, 20);
+                if (rc) {
+                        fprintf(stderr, "child %u: %d\n", round, rc);
+                        return 10;
+                }
+                if (!held_is_right(held))
+                        return 11;
+        }
+        return 0;
+}
+
+/* Says that it holds its pin, forks, says that it is done, and waits. */
+static void run_forker(int say_fd, int order_fd)
+{
+        struct sheaf_session *session;
+        pthread_t threads[FORK_THREADS];
+        struct sheaf_view held;
+        uint64_t ordinal;
+        char byte = 0;
+
+        if (flow_open("data", &session, &forked_dataset) ||
+                sheaf_dataset_lookup(forked_dataset, "s00", &ordinal) ||
+                sheaf_view_file(forked_dataset, ordinal, &held))
+                _exit(1);
+        (void)!write(say_fd, &byte, 1);
+        (void)!read(order_fd, &byte, 1);
+        for (uintptr_t t = 0; t < FORK_THREADS; t++)
+                if (pthread_create(&threads[t], NULL, read_on, (void *)t))
+                        _exit(2);
+        byte = (char)fork_all(&held);
+        forks_over = true;
+        for (size_t t = 0; t < FORK_THREADS; t++)
+                pthread_join(threads[t], NULL);
+        if (thread_failed)
+                byte = 12;
+        (void)!write(say_fd, &byte, 1);
+        (void)!read(order_fd, &byte, 1);
+        sheaf_view_release(&held);
+        flow_close(session, forked_dataset);
+        _exit(0);
+}
+
+Test(clients, two_hundred_forks_leave_pins_flat)
+{
+        int say[2], order[2];
+        double pinned;
+        char byte = 1;
+        pid_t pid;
+
+        if (!CHILD_MAY_ALLOCATE) {
+                printf("SKIP: two_hundred_forks_leave_pins_flat: a "
+                       "sanitizer's allocator is not safe after fork\n");
+                return;
+        }
+        for (uint32_t i = 0; i < SMALL; i++)
+                flow_file(100 + i, SMALL_BYTES, "s%02u", i);
+        flow.memory = "64MiB";
+        flow_start();
+        flow_ok("sheaf add data %s", flow.origin);
+        cr_assert(!pipe2(say, O_CLOEXEC) && !pipe2(order, O_CLOEXEC));
+        pid = flow_fork(0, 0);
+        if (!pid)
+                run_forker(say[1], order[0]);
+        close(say[1]);
+        cr_assert_eq(read(say[0], &byte, 1), 1);
+        cr_assert_eq(flow_stat("pins.clients"), 1);
+        pinned = flow_stat("pins.bytes");
+        cr_assert_geq(pinned, SMALL_BYTES);
+        cr_assert_eq(write(order[1], &byte, 1), 1);
+        cr_assert_eq(read(say[0], &byte, 1), 1);
+        cr_assert_eq(byte, 0, "%d", byte);
+        /* That of the parent is left, and what its threads set aside. */
+        cr_assert(flow_until(10, flow_stat("pins.forks") == 0 &&
+                                         flow_stat("pins.clients") == 1));
+        cr_assert_eq(flow_stat("pins.bytes"), pinned);
+        cr_assert_eq(write(order[1], &byte, 1), 1);
+        cr_assert_eq(flow_join(pid, 10), 0);
+        cr_assert(flow_until(5, no_pins()), "%s", flow.last.out);
         flow_stop();
 }
 

@@ -11,11 +11,43 @@
 
 TestSuite(clock, .init = flow_init, .fini = flow_fini, .timeout = 100);
 
-#define FILES   60
-#define LEN     UINT64_C(700000)
-#define READERS 4
+#define FILES       60
+#define LEN         UINT64_C(700000)
+#define READERS     4
+#define JOB_READERS 2 /* of them */
 
-static _Atomic uint64_t *reads; /* of each reader, shared */
+static _Atomic uint64_t *reads; /* of each reader, and slots; shared */
+
+/* What two of the readers do in one job beside, slot by slot in turns: what
+ * was bound at other times of day stays so. */
+struct binding {
+        uint64_t epoch, sample; /* of slot 0, as this reader first saw it */
+        bool seen;
+};
+
+static int bind_on(struct sheaf_job *job, struct binding *first)
+{
+        uint64_t i = atomic_fetch_add(&reads[READERS], 1), sample[2];
+        uint32_t slots[2] = { i % FILES, 0 };
+        int rc = sheaf_job_bind(job, i / FILES, slots, 2, 0, sample);
+
+        if (rc)
+                return rc;
+        if (first->seen && first->epoch == i / FILES)
+                return sample[1] == first->sample ? 0 : -EBADMSG;
+        *first = (struct binding){ i / FILES, sample[1], true };
+        return 0;
+}
+
+static struct sheaf_job *job_of(struct sheaf_dataset *dataset, uint32_t r)
+{
+        struct sheaf_job_options options = { .name = "by the clock" };
+        struct sheaf_job *job = NULL;
+
+        if (r < JOB_READERS && sheaf_job_open(dataset, &options, &job))
+                _exit(3);
+        return job;
+}
 
 /* Reads all files, more than the arena holds, while it pins the first one;
  * until it is killed, or ends 1. */
@@ -24,6 +56,8 @@ static pid_t start_reader(uint32_t r)
         struct sheaf_session *session;
         struct sheaf_dataset *dataset;
         struct sheaf_view held;
+        struct sheaf_job *job;
+        struct binding first = { 0 };
         char name[16];
         pid_t pid = flow_fork(0, 0);
 
@@ -32,7 +66,12 @@ static pid_t start_reader(uint32_t r)
         if (flow_open("data", &session, &dataset) ||
                 sheaf_view_file(dataset, r, &held))
                 _exit(1);
+        job = job_of(dataset, r);
         for (uint32_t i = r;; i++) {
+                if (job && bind_on(job, &first)) {
+                        fprintf(stderr, "bind: %s\n", sheaf_last_error());
+                        _exit(4);
+                }
                 snprintf(name, sizeof(name), "f%02u", i % FILES);
                 if (flow_check_view(dataset, name, i % FILES, LEN) ||
                         flow_check(flow_path("mount/%s", name), i % FILES, LEN,
@@ -87,7 +126,7 @@ Test(clock, jumps)
         pid_t pids[READERS];
         const char *prefix;
         struct shim *shim = flow_shim(&prefix);
-        double accepted;
+        double accepted, slots = 0;
 
         reads = mmap(NULL, 4096, PROT_READ | PROT_WRITE,
                 MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -114,6 +153,9 @@ Test(clock, jumps)
                 cr_assert_lt(flow_stat("clients.accepted") - accepted, 12,
                         "a storm of connections");
                 cr_assert_geq(flow_stat("pins.bytes"), LEN);
+                cr_assert_eq(flow_stat("jobs.live"), 1);
+                cr_assert_gt(flow_stat("jobs.bound"), slots);
+                slots = flow_stat("jobs.bound");
                 sane_figures();
                 updates_work(i);
         }

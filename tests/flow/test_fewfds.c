@@ -2,7 +2,7 @@
 /* Clients that may open few files: each call works, or fails at once with
  * EMFILE, the limit and the remedy; it works when descriptors are free again.
  * The limit is low from the start, or falls once the dataset is open, or
- * while the daemon is away. */
+ * while the daemon is away. And the same calls under a storm of signals. */
 #include "client/internal.h"
 #include "tests/flow/harness.h"
 
@@ -11,6 +11,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <sys/resource.h>
+#include <sys/time.h>
 
 TestSuite(fewfds, .init = flow_init, .fini = flow_fini, .timeout = 250);
 
@@ -322,6 +323,45 @@ Test(fewfds, from_the_start)
 Test(fewfds, once_it_is_open)
 {
         sweep(true);
+}
+
+static void on_signal(int number)
+{
+        (void)number;
+}
+
+/* All calls, again and again, under a signal each 200 us that interrupts what
+ * it can; connecting and disconnecting, too. */
+static void run_interrupted(void)
+{
+        struct sigaction action = { .sa_handler = on_signal };
+        struct itimerval timer = { { .tv_usec = 200 }, { .tv_usec = 200 } };
+
+        if (sigaction(SIGALRM, &action, NULL) ||
+                setitimer(ITIMER_REAL, &timer, NULL))
+                _exit(95);
+        for (size_t round = 0; round < 3 * CALLS; round++) {
+                struct client c = { .next = (uint32_t)round };
+
+                all_work(&c, round % CALLS);
+        }
+        _exit(0);
+}
+
+Test(fewfds, signals_change_nothing)
+{
+        pid_t pids[2];
+
+        flow.memory = "32MiB";
+        begin();
+        for (size_t i = 0; i < SHEAF_ARRAY_LEN(pids); i++) {
+                pids[i] = flow_fork(0, 0);
+                if (!pids[i])
+                        run_interrupted();
+        }
+        for (size_t i = 0; i < SHEAF_ARRAY_LEN(pids); i++)
+                cr_assert_eq(flow_join(pids[i], DEADLINE), 0);
+        flow_stop();
 }
 
 /* The daemon goes and comes while nothing can be opened. 3 is its pipe. */

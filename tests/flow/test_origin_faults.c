@@ -248,6 +248,28 @@ Test(origin_faults, bad_moments_cost_no_read)
         finish();
 }
 
+/* Calls that a signal interrupts are made again: listing, reading, looking
+ * for changes, checking. */
+Test(origin_faults, eintr_of_everything)
+{
+        setup();
+        flow_faulty("list path=/cold times=2 fail=EINTR\n"
+                    "open,read,attr path=/cold one-of=3 fail=EINTR\n");
+        open_data();
+        for (uint32_t i = 0; i < COLD; i++)
+                cr_assert_eq(view("cold", i), 0, "%s", sheaf_last_error());
+        close_data();
+        flow_ok("sheaf add again %s", flow.origin);
+        flow_ok("sheaf update data --quiet && sheaf verify data --quiet");
+        cr_assert_gt(flow_faulty_hits("read /cold"), 0);
+        cr_assert_gt(flow_faulty_hits("open /cold"), 0);
+        cr_assert_gt(flow_faulty_hits("list /cold"), 0);
+        cr_assert_eq(flow_stat("origin.errors"), 0);
+        heal();
+        warm_works();
+        finish();
+}
+
 /* A directory is gone for a while, then the whole file system. */
 Test(origin_faults, things_that_go_and_come_back)
 {

@@ -102,6 +102,37 @@ Test(store_faults, nothing_wrong)
         flow_stop();
 }
 
+/* Calls that a signal interrupts are made again, at the start too: nothing
+ * goes unwritten, no state is told. (The index has calls of its own.) */
+Test(store_faults, interrupted_calls)
+{
+        static const char *const rules =
+                "read,write,allocate,truncate,open,create,sync path=/segments "
+                "one-of=3 fail=EINTR\n"
+                "read,write,allocate,truncate,open,create,sync path=/plain "
+                "one-of=3 fail=EINTR\n"
+                "read,write,allocate,truncate,open,create,sync path=/versions "
+                "one-of=3 fail=EINTR\n";
+
+        make_set();
+        flow_faulty("%s", rules);
+        read_all();
+        healthy();
+        cr_assert_not(status_says("degraded"), "%s", flow.last.out);
+        flow_ok("sheaf verify data --cache-only --quiet");
+        flow_kill();
+        flow_start();
+        healthy();
+        cr_assert_gt(flow_faulty_hits("write /segments"), 0);
+        cr_assert_gt(flow_faulty_hits("read /segments"), 0);
+        cr_assert_gt(flow_faulty_hits("allocate /segments"), 0);
+        cr_assert_eq(flow_stat("disk.io_errors"), 0);
+        cr_assert_eq(flow_stat("disk.refused_full"), 0);
+        flow_ok("! grep store_degraded %s >&2", flow.log);
+        flow_faulty("%s", "");
+        flow_stop();
+}
+
 /* ---- writes fail ---- */
 
 #define WRITES "write,create,allocate,truncate,mkdir,unlink,rename,sync"
