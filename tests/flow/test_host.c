@@ -297,6 +297,43 @@ Test(host, sixty_four_descriptors)
         printf("flow.host: 64 descriptors serve %d clients\n", count);
 }
 
+/* Descriptors that lie unread in sockets count for their user, and who has
+ * fewer of them allowed may send none meanwhile: a reader then waits. */
+Test(host, many_descriptors_on_their_way)
+{
+        int pair[2], many[64];
+        struct reader reader;
+        pid_t adder;
+
+        make_files();
+        flow_world("ulimit -n 64", "");
+        flow_start();
+        cr_assert(!socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair));
+        for (size_t i = 0; i < SHEAF_ARRAY_LEN(many); i++)
+                many[i] = pair[0];
+        for (int i = 0; i < 4; i++)
+                cr_assert_eq(sheaf_wire_send_record(pair[1], "x", 1, many,
+                                     SHEAF_ARRAY_LEN(many)),
+                        0);
+        adder = flow_fork(0, 0);
+        if (!adder) {
+                execlp("sheaf", "sheaf", "--socket", flow.socket, "add", "data",
+                        flow.origin, "--quiet", (char *)NULL);
+                _exit(97);
+        }
+        /* It is listed, and what was found cannot be told. */
+        cr_assert_eq(flow_wait(adder, 0.5), -1, "it did not wait");
+        sheaf_close_p(&pair[0]);
+        sheaf_close_p(&pair[1]);
+        cr_assert_eq(flow_join(adder, 40), 0);
+        flow_ok("! grep reader-lost %s >&2", flow.log);
+        reader = reader_start();
+        cr_assert_eq(reader_says(&reader), 0);
+        cr_assert_eq(reader_reads(&reader, 1), 0);
+        reader_end(&reader);
+        flow_stop();
+}
+
 /* Connections that say nothing give way; those that said Hello do not, but
  * leave room for questions. */
 Test(host, idle_connections_use_all_descriptors)

@@ -107,6 +107,9 @@ Test(store_faults, nothing_wrong)
 Test(store_faults, interrupted_calls)
 {
         static const char *const rules =
+                "read path=/segments times=2 fail=EINTR\n"
+                "write path=/segments times=2 fail=EINTR\n"
+                "allocate path=/segments times=2 fail=EINTR\n"
                 "read,write,allocate,truncate,open,create,sync path=/segments "
                 "one-of=3 fail=EINTR\n"
                 "read,write,allocate,truncate,open,create,sync path=/plain "
