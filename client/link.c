@@ -4,7 +4,8 @@
  *  1 only this thread receives, changes the link's state and touches the
  *    lists of arenas; callers send
  *  2 the lock is not held while it connects, polls or receives
- *  3 after a hang-up nothing of the old connection is asked for again, but
+ *  3 it blocks in poll alone, or a session could not be closed
+ *  4 after a hang-up nothing of the old connection is asked for again, but
  *    what it mapped stays until unpinned (attach.h)
  *
  *          connect            Welcome
@@ -13,7 +14,6 @@
  *    +---- backoff ----+---- hang-up ------+ */
 #include "client/session.h"
 
-#include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
@@ -121,9 +121,11 @@ static int try_places(
         *ret_rc = 0;
         *ret_place = 0;
         for (size_t i = 0; i < session->places.count; i++) {
-                int sock = sheaf_wire_connect(session->places.path[i]);
+                int sock = sheaf_wire_connect_now(session->places.path[i]);
 
-                if (sock >= 0) {
+                /* One that is too busy is there: nobody else is asked. */
+                if (sock >= 0 || sock == -EAGAIN) {
+                        *ret_rc = sock < 0 ? sock : 0;
                         *ret_place = i;
                         return sock;
                 }
@@ -158,10 +160,6 @@ static void connect_now(struct sheaf_session *session)
 
         pthread_mutex_unlock(&session->lock);
         sock = try_places(session, &place, &rc);
-        if (sock >= 0 && fcntl(sock, F_SETFL, O_NONBLOCK)) {
-                rc = -errno;
-                sheaf_close_p(&sock);
-        }
         pthread_mutex_lock(&session->lock);
         session->place = place;
         if (rc == -EMFILE && sock < 0) {
@@ -169,13 +167,17 @@ static void connect_now(struct sheaf_session *session)
                 return;
         }
         if (sock < 0) {
-                session->wanted = false;
+                /* One that is too busy is waited for, the first time too. */
+                session->wanted = rc == -EAGAIN;
                 session->retry_ns =
                         sheaf_now_ns() + session->backoff_ms * SHEAF_NS_PER_MS;
                 session->backoff_ms = SHEAF_MIN(
                         session->backoff_ms * 2, SHEAF_BACKOFF_LAST_MS);
-                set_attempt(session, rc, session->places.path[place],
-                        connect_advice(rc));
+                if (rc == -EAGAIN)
+                        session->attempt_rc = rc;
+                else
+                        set_attempt(session, rc, session->places.path[place],
+                                connect_advice(rc));
                 return;
         }
         session->sock = sock;

@@ -32,7 +32,7 @@ static bool is_listed(int fd, const struct sheaf_listing_entry *entry)
 {
         struct stat st;
 
-        return fstat(fd, &st) == 0 && S_ISREG(st.st_mode) &&
+        return sheaf_again(fstat(fd, &st)) == 0 && S_ISREG(st.st_mode) &&
                st.st_ino == entry->origin_ino &&
                (uint64_t)st.st_size == entry->size_bytes &&
                st.st_mtim.tv_sec == entry->mtime_sec &&
@@ -63,7 +63,8 @@ int sheaf_dataset_read_origin(
                         (int)sizeof(path))
                 return sheaf_error_set(-ENAMETOOLONG, "%s", dataset->origin);
         /* What took the file's place may be anything. */
-        fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
+        fd = sheaf_again(
+                open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK));
         if (fd < 0)
                 return sheaf_error_set(-errno,
                         "sheafd is away, and the origin's %s cannot be "

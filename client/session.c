@@ -183,6 +183,11 @@ static int link_timeout(struct sheaf_session *session)
                         "sheafd at %s accepts connections but does not "
                         "answer within %lld ms",
                         path, (long long)session->deadline_ms);
+        if (session->attempt_rc == -EAGAIN)
+                return sheaf_error_set(-ETIMEDOUT,
+                        "sheafd at %s takes no connection within %lld ms; is "
+                        "it stopped?",
+                        path, (long long)session->deadline_ms);
         if (session->attempt_rc)
                 return sheaf_error_set(session->attempt_rc == -ENOENT
                                                ? -ECONNREFUSED

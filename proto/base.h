@@ -99,6 +99,20 @@ static inline void sheaf_close_p(int *fd)
 #define sheaf_autofree __attribute__((cleanup(sheaf_free_p_)))
 #define sheaf_autofd   __attribute__((cleanup(sheaf_close_p)))
 
+/* Makes @call, which sets errno, again as long as a signal interrupts it. A
+ * file system that says so of every try is told in the end: nobody stays here.
+ * Not for calls that wait for others, as on pipes and sockets. */
+#define SHEAF_CALL_TRIES 1000
+#define sheaf_again(call)                                                      \
+        ({                                                                     \
+                __typeof__(call) again_rc_;                                    \
+                int again_left_ = SHEAF_CALL_TRIES;                            \
+                do                                                             \
+                        again_rc_ = (call);                                    \
+                while (again_rc_ == -1 && errno == EINTR && --again_left_);    \
+                again_rc_;                                                     \
+        })
+
 /* calloc of @n elements of type T, NULL when memory or size_t is short. */
 #define sheaf_new(T, n) ((T *)calloc((n), sizeof(T)))
 

@@ -9,10 +9,9 @@ int sheaf_write_all(int fd, const void *bytes, size_t len_bytes)
         const char *at = bytes;
 
         while (len_bytes) {
-                ssize_t n = write(fd, at, SHEAF_MIN(len_bytes, SHEAF_GIB));
+                ssize_t n = sheaf_again(
+                        write(fd, at, SHEAF_MIN(len_bytes, SHEAF_GIB)));
 
-                if (n < 0 && errno == EINTR)
-                        continue;
                 if (n <= 0)
                         return n ? -errno : -EIO;
                 at += n;
@@ -27,11 +26,9 @@ int sheaf_read_all(int fd, void *bytes, size_t len_bytes)
         size_t done = 0;
 
         while (done < len_bytes) {
-                ssize_t n = pread(fd, at + done,
-                        SHEAF_MIN(len_bytes - done, SHEAF_GIB), (off_t)done);
+                ssize_t n = sheaf_again(pread(fd, at + done,
+                        SHEAF_MIN(len_bytes - done, SHEAF_GIB), (off_t)done));
 
-                if (n < 0 && errno == EINTR)
-                        continue;
                 if (n <= 0)
                         return n ? -errno : -ENODATA;
                 done += (size_t)n;

@@ -223,8 +223,7 @@ static int dial(const char *path, int flags)
         sock = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | flags, 0);
         if (sock < 0)
                 return -errno;
-        if (TEMP_FAILURE_RETRY(
-                    connect(sock, (struct sockaddr *)&addr, sizeof(addr))))
+        if (connect(sock, (struct sockaddr *)&addr, sizeof(addr)))
                 return -errno;
         return sheaf_steal_fd(&sock);
 }
@@ -232,6 +231,11 @@ static int dial(const char *path, int flags)
 int sheaf_wire_connect(const char *path)
 {
         return dial(path, 0);
+}
+
+int sheaf_wire_connect_now(const char *path)
+{
+        return dial(path, SOCK_NONBLOCK);
 }
 
 bool sheaf_wire_listens(const char *path)

@@ -60,6 +60,9 @@ int sheaf_wire_take_fd(struct sheaf_wire_msg *msg, size_t i);
  * socket file. Returns a descriptor or -errno (-EADDRINUSE: somebody listens;
  * -EEXIST: @path is not a socket, it was left alone). */
 SHEAF_MUST_CHECK int sheaf_wire_connect(const char *path);
+/* The same, and never waits: -EAGAIN where somebody listens whose queue is
+ * full. The descriptor does not block. */
+SHEAF_MUST_CHECK int sheaf_wire_connect_now(const char *path);
 /* Whether somebody listens there; also one that does not accept. At once. */
 bool sheaf_wire_listens(const char *path);
 SHEAF_MUST_CHECK int sheaf_wire_listen(const char *path, unsigned int mode);

@@ -90,7 +90,8 @@ bool sheaf_journal_name(const char *name, uint64_t *ret_epoch)
 static int newest(
         int dir, uint64_t epochs[SHEAF_JOURNAL_EPOCHS], size_t *ret_count)
 {
-        int fd = openat(dir, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+        int fd = sheaf_again(
+                openat(dir, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
         DIR *list = fd < 0 ? NULL : fdopendir(fd);
         struct dirent *entry;
         size_t count = 0;
@@ -127,7 +128,8 @@ static void cut_torn(int fd)
         struct stat st;
 
         if (fstat(fd, &st) == 0 && st.st_size % size)
-                (void)!ftruncate(fd, st.st_size - st.st_size % size);
+                (void)!sheaf_again(
+                        ftruncate(fd, st.st_size - st.st_size % size));
 }
 
 int sheaf_journal_append(const char *dir, uint64_t epoch, bool begins,
@@ -139,14 +141,14 @@ int sheaf_journal_append(const char *dir, uint64_t epoch, bool begins,
 
         if (begins && mkdir(dir, 0700) && errno != EEXIST)
                 return -errno;
-        at = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+        at = sheaf_again(open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC));
         if (at < 0)
                 return -errno;
         snprintf(name, sizeof(name), "%llu", (unsigned long long)epoch);
-        fd = openat(at, name,
+        fd = sheaf_again(openat(at, name,
                 O_WRONLY | O_APPEND | O_CLOEXEC | O_NOFOLLOW |
                         (begins ? O_CREAT | O_TRUNC : 0),
-                0600);
+                0600));
         if (fd < 0)
                 return -errno;
         rc = sheaf_write_all(fd, records, count * sizeof(*records));
@@ -271,7 +273,7 @@ static int read_epoch(int dir, uint64_t epoch, struct sheaf_journal *journal,
         int rc;
 
         snprintf(name, sizeof(name), "%llu", (unsigned long long)epoch);
-        fd = openat(dir, name, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+        fd = sheaf_again(openat(dir, name, O_RDWR | O_CLOEXEC | O_NOFOLLOW));
         if (fd < 0 || fstat(fd, &st))
                 return -errno;
         /* A slot is written once, a mark a step: more is damage. */
@@ -286,11 +288,9 @@ static int read_epoch(int dir, uint64_t epoch, struct sheaf_journal *journal,
         }
         journal->replaced[journal->count] = r.replaced;
         while (done < len) {
-                ssize_t n = pread(
-                        fd, (char *)records + done, len - done, (off_t)done);
+                ssize_t n = sheaf_again(pread(
+                        fd, (char *)records + done, len - done, (off_t)done));
 
-                if (n < 0 && errno == EINTR)
-                        continue;
                 if (n < 0)
                         return -errno;
                 if (!n)
@@ -302,7 +302,7 @@ static int read_epoch(int dir, uint64_t epoch, struct sheaf_journal *journal,
         rc = take_records(&r, records, &done);
         /* What comes next must begin where a record does. */
         if (rc >= 0 && done * sizeof(*records) != len &&
-                ftruncate(fd, (off_t)(done * sizeof(*records))))
+                sheaf_again(ftruncate(fd, (off_t)(done * sizeof(*records)))))
                 return -errno;
         journal->count += rc == 1;
         return rc;
@@ -336,7 +336,8 @@ static int read_epochs(int dir, const uint64_t *epochs, size_t count,
 int sheaf_journal_read(const char *dir, const struct sheaf_journal_job *job,
         struct sheaf_journal *ret_journal, const char **ret_field)
 {
-        sheaf_autofd int at = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+        sheaf_autofd int at =
+                sheaf_again(open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC));
         uint64_t epochs[SHEAF_JOURNAL_EPOCHS];
         size_t count = 0;
         int rc = 0;
@@ -359,7 +360,8 @@ int sheaf_journal_load(const char *dir, uint64_t epoch,
         const struct sheaf_journal_job *job, struct sheaf_journal *ret_journal,
         const char **ret_field)
 {
-        sheaf_autofd int at = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+        sheaf_autofd int at =
+                sheaf_again(open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC));
         int rc = at < 0 ? -errno
                         : read_epochs(at, &epoch, 1, false, job, ret_journal,
                                   ret_field);
@@ -387,15 +389,14 @@ int sheaf_journal_sum(
         char name[24];
 
         snprintf(name, sizeof(name), "%llu", (unsigned long long)epoch);
-        fd = openat(dir, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+        fd = sheaf_again(openat(dir, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
         if (fd < 0 || fstat(fd, &st))
                 return -errno;
         sum.bytes = (uint64_t)st.st_blocks * 512;
         for (off_t at = 0; at < st.st_size;) {
-                ssize_t n = pread(fd, records, sizeof(records), at);
+                ssize_t n =
+                        sheaf_again(pread(fd, records, sizeof(records), at));
 
-                if (n < 0 && errno == EINTR)
-                        continue;
                 if (n < 0)
                         return -errno;
                 for (size_t i = 0; i < (size_t)n / sizeof(records[0]); i++) {

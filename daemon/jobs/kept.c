@@ -29,8 +29,8 @@
 
 DIR *sheaf_kept_list(int at, const char *name)
 {
-        int fd = openat(
-                at, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+        int fd = sheaf_again(openat(
+                at, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
         DIR *list = fd < 0 ? NULL : fdopendir(fd);
 
         if (!list)
@@ -69,7 +69,7 @@ void sheaf_kept_write_about(const struct sheaf_live_job *job)
         const struct sheaf_digest *subset = &job->subset_name;
         uint8_t bytes[ABOUT_MAX];
         sheaf_autofd int dir =
-                open(job->dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+                sheaf_again(open(job->dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC));
         sheaf_autofd int fd = -1;
         size_t len;
 
@@ -88,20 +88,20 @@ void sheaf_kept_write_about(const struct sheaf_live_job *job)
         }
         about.begun_ns = (uint64_t)sheaf_wall_ns();
         len = sheaf_record__job__pack(&about, bytes);
-        fd = openat(dir, SHEAF_KEPT_ABOUT_NEW,
-                O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
+        fd = sheaf_again(openat(dir, SHEAF_KEPT_ABOUT_NEW,
+                O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600));
         /* Without it the job is not listed, no more. */
-        if (fd >= 0 && write(fd, bytes, len) == (ssize_t)len)
+        if (fd >= 0 && sheaf_again(write(fd, bytes, len)) == (ssize_t)len)
                 (void)renameat(
                         dir, SHEAF_KEPT_ABOUT_NEW, dir, SHEAF_KEPT_ABOUT);
 }
 
 SheafRecord__Job *sheaf_kept_read_about(int dir)
 {
-        sheaf_autofd int fd = openat(
-                dir, SHEAF_KEPT_ABOUT, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+        sheaf_autofd int fd = sheaf_again(openat(
+                dir, SHEAF_KEPT_ABOUT, O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
         uint8_t bytes[ABOUT_MAX];
-        ssize_t n = fd < 0 ? -1 : read(fd, bytes, sizeof(bytes));
+        ssize_t n = fd < 0 ? -1 : sheaf_again(read(fd, bytes, sizeof(bytes)));
 
         return n <= 0 ? NULL
                       : sheaf_record__job__unpack(NULL, (size_t)n, bytes);

@@ -27,11 +27,12 @@ static int open_beneath(int dir, const char *path, int flags, uint64_t resolve)
                 .resolve = resolve };
 
         for (int i = 0;; i++) {
-                long fd = syscall(SYS_openat2, dir, path, &how, sizeof(how));
+                long fd = sheaf_again(
+                        syscall(SYS_openat2, dir, path, &how, sizeof(how)));
 
                 if (fd >= 0)
                         return (int)fd;
-                if (errno == EINTR || (errno == EAGAIN && i < RETRIES))
+                if (errno == EAGAIN && i < RETRIES)
                         continue;
                 return errno == ENOTDIR ? -ENOENT : -errno;
         }
@@ -132,10 +133,8 @@ static int read_all(int fd, const struct sheaf_reader_chunk *chunk, void *buf)
                 rc = sheaf_fault(SHEAF_FAULT_PIECE, chunk->path, &piece);
                 if (rc)
                         return rc;
-                n = pread(fd, (char *)buf + done, piece,
-                        (off_t)(chunk->offset_bytes + done));
-                if (n < 0 && errno == EINTR)
-                        continue;
+                n = sheaf_again(pread(fd, (char *)buf + done, piece,
+                        (off_t)(chunk->offset_bytes + done)));
                 if (n < 0)
                         return -errno;
                 if (!n)
@@ -158,14 +157,14 @@ static int attempt(int root, const struct sheaf_reader_chunk *chunk, void *buf,
                         O_RDONLY | O_NONBLOCK | O_NOCTTY, chunk->follow, &fd);
         if (rc)
                 return rc;
-        if (TEMP_FAILURE_RETRY(fstat(fd, &before)))
+        if (sheaf_again(fstat(fd, &before)))
                 return -errno;
         if (!same_file(&before, &chunk->identity))
                 return -ESTALE;
         rc = read_all(fd, chunk, buf);
         if (rc)
                 return rc;
-        if (TEMP_FAILURE_RETRY(fstat(fd, &after)))
+        if (sheaf_again(fstat(fd, &after)))
                 return -errno;
         if (!same_file(&after, &chunk->identity) ||
                 packed_ctime(&after) != packed_ctime(&before))
@@ -209,7 +208,7 @@ int sheaf_reader_probe(int root, const char *path, bool follow,
                 rc = sheaf_reader_open(root, path, O_PATH, follow, &fd);
         if (rc)
                 return rc;
-        if (TEMP_FAILURE_RETRY(fstat(fd, &st)))
+        if (sheaf_again(fstat(fd, &st)))
                 return -errno;
         return same_file(&st, identity) ? 0 : -ESTALE;
 }

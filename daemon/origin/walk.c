@@ -137,10 +137,10 @@ static void fill_item(const struct walker *w, const struct statx *x,
 static int look(int dir, const char *name, int flags, struct statx *ret_x)
 {
         for (int stale = 0;;) {
-                if (!statx(dir, name, flags | AT_NO_AUTOMOUNT,
-                            STATX_BASIC_STATS, ret_x))
+                if (!sheaf_again(statx(dir, name, flags | AT_NO_AUTOMOUNT,
+                            STATX_BASIC_STATS, ret_x)))
                         return 0;
-                if (errno != EINTR && (errno != ESTALE || stale++))
+                if (errno != ESTALE || stale++)
                         return -errno;
         }
 }
@@ -296,9 +296,8 @@ static int read_dents(struct walker *w, int dir)
 
                 if (rc)
                         return rc;
-                n = getdents64(dir, w->dents + w->dents_bytes, DENTS_BYTES);
-                if (n < 0 && errno == EINTR)
-                        continue;
+                n = sheaf_again(getdents64(
+                        dir, w->dents + w->dents_bytes, DENTS_BYTES));
                 if (n < 0)
                         return -errno;
                 if (!n)

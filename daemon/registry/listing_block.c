@@ -89,9 +89,9 @@ static int sync_parents(const char *path, int levels)
                 if (!slash || slash == dir)
                         return 0;
                 *slash = '\0';
-                fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+                fd = sheaf_again(open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC));
                 /* -EINVAL: a file system that has nothing to sync there. */
-                if (fd < 0 || (fsync(fd) && errno != EINVAL))
+                if (fd < 0 || (sheaf_again(fsync(fd)) && errno != EINVAL))
                         return -errno;
         }
         return 0;
@@ -104,11 +104,12 @@ static int write_file(const struct sheaf_listing_block *block, const char *path)
         int rc;
 
         snprintf(tmp, sizeof(tmp), "%s.tmp", path);
-        fd = open(tmp, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+        fd = sheaf_again(
+                open(tmp, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
         if (fd < 0)
                 return -errno;
         rc = sheaf_write_all(fd, block->map, block->len_bytes);
-        if (!rc && fsync(fd))
+        if (!rc && sheaf_again(fsync(fd)))
                 rc = -errno;
         if (!rc && rename(tmp, path))
                 rc = -errno;
@@ -190,7 +191,7 @@ int sheaf_listing_block_load(const char *path,
         struct sheaf_listing_block *ret_block)
 {
         struct sheaf_listing_block block = { .memfd = -1 };
-        sheaf_autofd int fd = open(path, O_RDONLY | O_CLOEXEC);
+        sheaf_autofd int fd = sheaf_again(open(path, O_RDONLY | O_CLOEXEC));
         int rc;
 
         if (fd < 0)

@@ -29,7 +29,7 @@ struct array {
  * was cut: it begins anew, all unknown. */
 static int map_file(int dir_fd, struct array *array)
 {
-        sheaf_autofd int fd = TEMP_FAILURE_RETRY(openat(dir_fd, array->name,
+        sheaf_autofd int fd = sheaf_again(openat(dir_fd, array->name,
                 O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
         struct stat st;
         void *map;
@@ -38,14 +38,12 @@ static int map_file(int dir_fd, struct array *array)
         if (fd < 0 || fstat(fd, &st))
                 return -errno;
         if ((uint64_t)st.st_size != array->bytes) {
-                if (TEMP_FAILURE_RETRY(ftruncate(fd, 0)))
+                if (sheaf_again(ftruncate(fd, 0)))
                         return -errno;
-                do
-                        rc = posix_fallocate(fd, 0, (off_t)array->bytes);
-                while (rc == EINTR);
+                rc = sheaf_file_room(fd, 0, array->bytes);
                 if (rc) {
                         unlinkat(dir_fd, array->name, 0);
-                        return -rc;
+                        return rc;
                 }
                 array->cut = st.st_size != 0;
         }
@@ -118,7 +116,7 @@ int sheaf_arrays_open(struct sheaf_version *version)
         version->digests_fd = version->places_fd = -1;
         sheaf_version_hex(version->uuid, hex);
         snprintf(name, sizeof(name), "versions/%s", hex);
-        dir_fd = TEMP_FAILURE_RETRY(openat(version->store->dir_fd, name,
+        dir_fd = sheaf_again(openat(version->store->dir_fd, name,
                 O_RDONLY | O_DIRECTORY | O_CLOEXEC));
         if (dir_fd < 0)
                 return -errno;
@@ -156,7 +154,7 @@ static void write_anew(const struct sheaf_version *version, const char *name,
         sheaf_version_hex(version->uuid, hex);
         snprintf(path, sizeof(path), "versions/%s/%s", hex, name);
         snprintf(fresh, sizeof(fresh), "%s.new", path);
-        fd = TEMP_FAILURE_RETRY(openat(version->store->dir_fd, fresh,
+        fd = sheaf_again(openat(version->store->dir_fd, fresh,
                 O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600));
         while (fd >= 0 && n > 0 && done < len_bytes) {
                 static char page[64 << 10];
@@ -164,10 +162,10 @@ static void write_anew(const struct sheaf_version *version, const char *name,
 
                 /* The copy may meet a lost page; a call would not like it. */
                 memcpy(page, (const char *)bytes + done, part);
-                n = TEMP_FAILURE_RETRY(pwrite(fd, page, part, (off_t)done));
+                n = sheaf_again(pwrite(fd, page, part, (off_t)done));
                 done += n > 0 ? (size_t)n : 0;
         }
-        if (done == len_bytes && !TEMP_FAILURE_RETRY(fsync(fd)) &&
+        if (done == len_bytes && !sheaf_again(fsync(fd)) &&
                 !renameat(version->store->dir_fd, fresh, version->store->dir_fd,
                         path))
                 return;

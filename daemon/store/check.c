@@ -34,7 +34,7 @@ static int check_work(struct sheaf_disk_io *io)
 {
         struct check *check = (struct check *)io;
         sheaf_autofree uint8_t *bytes = malloc(SHEAF_CHUNK_BYTES_MAX);
-        sheaf_autofd int fd = TEMP_FAILURE_RETRY(openat(check->store->dir_fd,
+        sheaf_autofd int fd = sheaf_again(openat(check->store->dir_fd,
                 check->name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
 
         if (!bytes)
@@ -45,8 +45,7 @@ static int check_work(struct sheaf_disk_io *io)
                 const struct sheaf_disk_entry *entry = &check->entries[i];
                 off_t at = (off_t)(entry->offset_bytes +
                                    sizeof(struct sheaf_disk_record));
-                ssize_t n = TEMP_FAILURE_RETRY(
-                        pread(fd, bytes, entry->raw_bytes, at));
+                ssize_t n = sheaf_again(pread(fd, bytes, entry->raw_bytes, at));
                 struct sheaf_digest digest;
 
                 if (n < 0)

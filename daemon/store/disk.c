@@ -47,7 +47,8 @@ static int move_once(struct sheaf_disk_io *io)
 
 bool sheaf_disk_step(struct sheaf_disk_io *io, int res)
 {
-        if (res == -EINTR || res == -EAGAIN)
+        if ((res == -EINTR || res == -EAGAIN) &&
+                ++io->stalls < SHEAF_CALL_TRIES)
                 return false;
         if (res < 0) {
                 io->rc = res;
@@ -58,6 +59,7 @@ bool sheaf_disk_step(struct sheaf_disk_io *io, int res)
                 return true;
         }
         io->moved_bytes += (size_t)res;
+        io->stalls = 0;
         io->rc = 0;
         if (io->moved_bytes >= io->len_bytes)
                 return true;
@@ -80,7 +82,7 @@ static void pool_run(uv_work_t *work)
         if (io->op == SHEAF_DISK_WORK) {
                 io->rc = io->work(io);
         } else if (io->op == SHEAF_DISK_SYNC) {
-                io->rc = TEMP_FAILURE_RETRY(fdatasync(io->fd)) ? -errno : 0;
+                io->rc = sheaf_again(fdatasync(io->fd)) ? -errno : 0;
         } else {
                 while (!sheaf_disk_step(io, move_once(io)))
                         ;
@@ -188,6 +190,7 @@ void sheaf_disk_submit(struct sheaf_disk *disk, struct sheaf_disk_io *io)
 {
         io->disk = disk;
         io->moved_bytes = 0;
+        io->stalls = 0;
         io->rc = 0;
         io->next = NULL;
         /* Work in flight keeps the loop alive. */

@@ -40,6 +40,7 @@ struct sheaf_disk_io {
         struct sheaf_disk *disk;
         struct sheaf_disk_io *next;
         size_t moved_bytes;
+        unsigned int stalls; /* interrupted tries since something moved */
         int rc;
 };
 

@@ -24,11 +24,11 @@ int sheaf_file_enter(struct sheaf_store *store, struct sheaf_file *file,
         if (file->fd < 0) {
                 int flags = O_RDWR | O_CLOEXEC | O_NOFOLLOW;
 
-                file->fd = TEMP_FAILURE_RETRY(openat(
+                file->fd = sheaf_again(openat(
                         store->dir_fd, name, flags | (direct ? O_DIRECT : 0)));
                 if (file->fd < 0 && direct && errno == EINVAL)
-                        file->fd = TEMP_FAILURE_RETRY(
-                                openat(store->dir_fd, name, flags));
+                        file->fd =
+                                sheaf_again(openat(store->dir_fd, name, flags));
                 if (file->fd < 0)
                         return -errno;
                 store->files_open++;
@@ -61,4 +61,17 @@ void sheaf_file_leave(struct sheaf_store *store, struct sheaf_file *file)
         /* head->older is the newest, head->newer the longest idle. */
         while (store->files_open > SHEAF_FILES_OPEN_MAX && head->newer != head)
                 sheaf_file_shut(store, head->newer);
+}
+
+int sheaf_file_room(int fd, uint64_t from, uint64_t to)
+{
+        off_t at = (off_t)from, len = (off_t)(to - from);
+
+        if (from >= to || !sheaf_again(fallocate(fd, 0, at, len)))
+                return 0;
+        if (errno != EOPNOTSUPP)
+                return -errno;
+        return sheaf_again((errno = posix_fallocate(fd, at, len)) ? -1 : 0)
+                       ? -errno
+                       : 0;
 }

@@ -70,7 +70,7 @@ static void boot_id(char *ret_text, size_t cap_bytes)
 /* The text of the lock file; "" when there is none. */
 static void read_holder(int dir_fd, char *ret_text, size_t cap_bytes)
 {
-        sheaf_autofd int fd = TEMP_FAILURE_RETRY(openat(dir_fd, "lock",
+        sheaf_autofd int fd = sheaf_again(openat(dir_fd, "lock",
                 O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
         ssize_t n = fd < 0 ? 0 : read(fd, ret_text, cap_bytes - 1);
 
@@ -122,7 +122,7 @@ static int flock_errno(const char *dir)
 static int lock_file(int dir_fd, const char *dir, int *ret_fd)
 {
         for (int tries = 0; tries < 16; tries++) {
-                sheaf_autofd int fd = TEMP_FAILURE_RETRY(openat(dir_fd, "lock",
+                sheaf_autofd int fd = sheaf_again(openat(dir_fd, "lock",
                         O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
                 struct stat held, named;
 
@@ -200,8 +200,8 @@ static void write_holder(int fd, const char *dir, const char *hint)
                 hint ? "\n" : "");
         if (n > 0 && (size_t)n < sizeof(text)) {
                 /* Only a hint: a full disk must not keep the daemon down. */
-                if (TEMP_FAILURE_RETRY(ftruncate(fd, 0)) ||
-                        TEMP_FAILURE_RETRY(pwrite(fd, text, (size_t)n, 0)) < 0)
+                if (sheaf_again(ftruncate(fd, 0)) ||
+                        sheaf_again(pwrite(fd, text, (size_t)n, 0)) < 0)
                         sheaf_log_rc(-errno, SHEAF_LOG_WARN, "cache_lock_text",
                                 "dir=\"%s\"", dir);
         }

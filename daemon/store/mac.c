@@ -85,11 +85,12 @@ bool sheaf_mac_good(struct sheaf_mac *mac, const void *record, size_t len_bytes)
 int sheaf_mac_key(int dir_fd, uint8_t ret_key[SHEAF_MAC_KEY_BYTES])
 {
         uint8_t key[SHEAF_MAC_KEY_BYTES];
-        sheaf_autofd int fd = TEMP_FAILURE_RETRY(
+        sheaf_autofd int fd = sheaf_again(
                 openat(dir_fd, "key", O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
 
         if (fd >= 0) {
-                if (read(fd, key, sizeof(key)) != (ssize_t)sizeof(key))
+                if (sheaf_again(read(fd, key, sizeof(key))) !=
+                        (ssize_t)sizeof(key))
                         return -EBADMSG;
                 memcpy(ret_key, key, sizeof(key));
                 return 0;
@@ -98,15 +99,15 @@ int sheaf_mac_key(int dir_fd, uint8_t ret_key[SHEAF_MAC_KEY_BYTES])
                 return -errno;
         if (getrandom(key, sizeof(key), 0) != (ssize_t)sizeof(key))
                 return -EIO;
-        fd = TEMP_FAILURE_RETRY(openat(dir_fd, "key.tmp",
+        fd = sheaf_again(openat(dir_fd, "key.tmp",
                 O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600));
         if (fd < 0)
                 return -errno;
-        if (write(fd, key, sizeof(key)) != (ssize_t)sizeof(key))
+        if (sheaf_again(write(fd, key, sizeof(key))) != (ssize_t)sizeof(key))
                 return -ENOSPC;
-        if (TEMP_FAILURE_RETRY(fdatasync(fd)) ||
+        if (sheaf_again(fdatasync(fd)) ||
                 renameat(dir_fd, "key.tmp", dir_fd, "key") ||
-                TEMP_FAILURE_RETRY(fsync(dir_fd)))
+                sheaf_again(fsync(dir_fd)))
                 return -errno;
         memcpy(ret_key, key, sizeof(key));
         return 0;

@@ -90,7 +90,7 @@ void sheaf_meta_version(struct sheaf_store *store, const char *name)
 static void look_at_all(struct sheaf_store *store, int64_t start_ns)
 {
         struct dirent *entry;
-        int fd = TEMP_FAILURE_RETRY(openat(
+        int fd = sheaf_again(openat(
                 store->dir_fd, "versions", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
         DIR *dir = fd < 0 ? NULL : fdopendir(fd);
 

@@ -159,8 +159,8 @@ static int write_header(struct sheaf_store *store, struct sheaf_plain *plain)
         if (rc)
                 return rc;
         sheaf_plain_header(store, plain, &header);
-        if (TEMP_FAILURE_RETRY(pwrite(plain->map.fd, &header, sizeof(header),
-                    0)) != (ssize_t)sizeof(header))
+        if (sheaf_again(pwrite(plain->map.fd, &header, sizeof(header), 0)) !=
+                (ssize_t)sizeof(header))
                 rc = -EIO;
         sheaf_file_leave(store, &plain->map);
         return rc;
@@ -181,17 +181,16 @@ static int make_files(struct sheaf_store *store, struct sheaf_plain *plain)
         if (sheaf_pulse_late(store, start_ns))
                 return -ETIMEDOUT;
         sheaf_plain_name(plain->node, "", name);
-        fd = TEMP_FAILURE_RETRY(openat(store->dir_fd, name,
+        fd = sheaf_again(openat(store->dir_fd, name,
                 O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600));
-        if (fd < 0 ||
-                TEMP_FAILURE_RETRY(ftruncate(fd, (off_t)plain->size_bytes)))
+        if (fd < 0 || sheaf_again(ftruncate(fd, (off_t)plain->size_bytes)))
                 return -errno;
         if (sheaf_pulse_late(store, start_ns))
                 return -ETIMEDOUT;
         sheaf_plain_name(plain->node, ".map", name);
-        map_fd = TEMP_FAILURE_RETRY(openat(store->dir_fd, name,
+        map_fd = sheaf_again(openat(store->dir_fd, name,
                 O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600));
-        if (map_fd < 0 || TEMP_FAILURE_RETRY(ftruncate(map_fd, map_bytes)))
+        if (map_fd < 0 || sheaf_again(ftruncate(map_fd, map_bytes)))
                 return -errno;
         return write_header(store, plain);
 }
@@ -286,8 +285,8 @@ static int note_chunk(struct sheaf_store *store, struct sheaf_plain *plain,
         rc = sheaf_file_enter(store, &plain->map, name, false);
         if (rc)
                 return rc;
-        if (TEMP_FAILURE_RETRY(pwrite(plain->map.fd, digest, sizeof(*digest),
-                    at)) != (ssize_t)sizeof(*digest))
+        if (sheaf_again(pwrite(plain->map.fd, digest, sizeof(*digest), at)) !=
+                (ssize_t)sizeof(*digest))
                 rc = -EIO;
         sheaf_file_leave(store, &plain->map);
         return rc;
@@ -491,12 +490,12 @@ int sheaf_plain_load(struct sheaf_store *store, uint64_t node)
 
         sheaf_plain_name(node, "", name);
         sheaf_plain_name(node, ".map", map_name);
-        fd = TEMP_FAILURE_RETRY(openat(
+        fd = sheaf_again(openat(
                 store->dir_fd, map_name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
         if (fd < 0 || fstat(fd, &map) ||
                 fstatat(store->dir_fd, name, &st, AT_SYMLINK_NOFOLLOW))
                 return -errno;
-        if (TEMP_FAILURE_RETRY(pread(fd, &header, sizeof(header), 0)) !=
+        if (sheaf_again(pread(fd, &header, sizeof(header), 0)) !=
                         (ssize_t)sizeof(header) ||
                 header.magic != SHEAF_DISK_MAP_MAGIC ||
                 header.layout != SHEAF_DISK_LAYOUT || header.node != node ||
@@ -510,7 +509,7 @@ int sheaf_plain_load(struct sheaf_store *store, uint64_t node)
         if (!plain)
                 return -ENOMEM;
         bytes = (ssize_t)(plain->chunk_count * sizeof(struct sheaf_digest));
-        if (TEMP_FAILURE_RETRY(pread(fd, plain->digests, (size_t)bytes,
+        if (sheaf_again(pread(fd, plain->digests, (size_t)bytes,
                     sizeof(header))) != bytes) {
                 plain_free(store, plain);
                 return -EBADMSG;

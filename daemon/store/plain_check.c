@@ -93,7 +93,7 @@ static int hash_all(struct check *check)
                 uint32_t got = 0;
 
                 while (got < len) {
-                        ssize_t n = TEMP_FAILURE_RETRY(pread(
+                        ssize_t n = sheaf_again(pread(
                                 check->fd, bytes + got, len - got, at + got));
 
                         if (n < 0)
@@ -118,10 +118,8 @@ static int check_work(struct sheaf_disk_io *io)
         int rc = 0;
 
         if (check->marking)
-                return TEMP_FAILURE_RETRY(fdatasync(check->map_fd)) ? -errno
-                                                                    : 0;
-        if (TEMP_FAILURE_RETRY(fdatasync(check->fd)) ||
-                fstat(check->fd, &before))
+                return sheaf_again(fdatasync(check->map_fd)) ? -errno : 0;
+        if (sheaf_again(fdatasync(check->fd)) || fstat(check->fd, &before))
                 return -errno;
         if (check->hash)
                 rc = hash_all(check);
@@ -201,8 +199,8 @@ static void check_done(struct sheaf_disk_io *io, int rc)
                 plain->marked = true;
                 sheaf_plain_header(store, plain, &header);
                 plain->marked = false;
-                if (TEMP_FAILURE_RETRY(pwrite(plain->map.fd, &header,
-                            sizeof(header), 0)) != (ssize_t)sizeof(header)) {
+                if (sheaf_again(pwrite(plain->map.fd, &header, sizeof(header),
+                            0)) != (ssize_t)sizeof(header)) {
                         check_end(check);
                         return;
                 }
@@ -297,9 +295,9 @@ static void sync_name(
         sheaf_autofd int fd = -1;
 
         sheaf_plain_name(node, suffix, name);
-        fd = TEMP_FAILURE_RETRY(
+        fd = sheaf_again(
                 openat(store->dir_fd, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
-        if (fd >= 0 && TEMP_FAILURE_RETRY(fdatasync(fd)))
+        if (fd >= 0 && sheaf_again(fdatasync(fd)))
                 store->stats.io_errors++;
 }
 
@@ -378,7 +376,7 @@ int sheaf_store_plain(struct sheaf_store *store, struct sheaf_version *version,
         if (rc)
                 return rc;
         sheaf_plain_name(plain->node, "", name);
-        fd = TEMP_FAILURE_RETRY(openat(store->readonly_tree_fd,
+        fd = sheaf_again(openat(store->readonly_tree_fd,
                 name + strlen("plain/"), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
         if (fd < 0 || fstat(fd, &st) || st.st_ino != plain->mark.ino)
                 return -ENOENT;

@@ -51,6 +51,9 @@ SHEAF_MUST_CHECK int sheaf_file_enter(struct sheaf_store *store,
 void sheaf_file_leave(struct sheaf_store *store, struct sheaf_file *file);
 /* Closes now (users == 0). */
 void sheaf_file_shut(struct sheaf_store *store, struct sheaf_file *file);
+/* Takes blocks for bytes @from to @to of @fd; zeros are written where the file
+ * system has no other way. 0; -errno. Any thread; may take long. */
+SHEAF_MUST_CHECK int sheaf_file_room(int fd, uint64_t from, uint64_t to);
 
 /* ---- segments ---- */
 

@@ -20,23 +20,22 @@ void sheaf_store_probe(struct sheaf_store *store)
 {
         static const char name[] = "probe";
         const int flags = O_RDWR | O_CLOEXEC | O_NOFOLLOW;
-        sheaf_autofd int fd = TEMP_FAILURE_RETRY(
-                openat(store->dir_fd, name, flags | O_CREAT, 0600));
+        sheaf_autofd int fd =
+                sheaf_again(openat(store->dir_fd, name, flags | O_CREAT, 0600));
         int direct;
 
         if (fd < 0)
                 return;
-        direct = TEMP_FAILURE_RETRY(
-                openat(store->dir_fd, name, flags | O_DIRECT));
+        direct = sheaf_again(openat(store->dir_fd, name, flags | O_DIRECT));
         if (direct < 0 && errno == EINVAL)
                 lacks(store, "O_DIRECT", "I/O passes the page cache");
         sheaf_close_p(&direct);
-        if (TEMP_FAILURE_RETRY(fallocate(fd, 0, 0, PROBE_BYTES))) {
+        if (sheaf_again(fallocate(fd, 0, 0, PROBE_BYTES))) {
                 if (errno == EOPNOTSUPP)
                         lacks(store, "fallocate",
                                 "room is taken by writing zeros");
         }
-        if (TEMP_FAILURE_RETRY(
+        if (sheaf_again(
                     fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0,
                             PROBE_BYTES)) &&
                 errno == EOPNOTSUPP)

@@ -39,14 +39,13 @@ static int beat(struct sheaf_disk_io *io)
         int fd, rc = 0;
 
         atomic_store(&pulse->began_ns, start_ns);
-        fd = TEMP_FAILURE_RETRY(openat(pulse->store->dir_fd, "pulse",
+        fd = sheaf_again(openat(pulse->store->dir_fd, "pulse",
                 O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
 
-        if (pulse->writes &&
-                (fd < 0 ||
-                        TEMP_FAILURE_RETRY(pwrite(fd, page, sizeof(page), 0)) !=
-                                (ssize_t)sizeof(page) ||
-                        TEMP_FAILURE_RETRY(fdatasync(fd))))
+        if (pulse->writes && (fd < 0 ||
+                                     sheaf_again(pwrite(fd, page, sizeof(page),
+                                             0)) != (ssize_t)sizeof(page) ||
+                                     sheaf_again(fdatasync(fd))))
                 rc = -EIO;
         sheaf_close_p(&fd);
         unlinkat(pulse->store->dir_fd, "pulse", 0);

@@ -123,7 +123,7 @@ static int read_summary(
         uint64_t summary;
         size_t len;
 
-        if (TEMP_FAILURE_RETRY(pread(fd, &footer, sizeof(footer), at)) !=
+        if (sheaf_again(pread(fd, &footer, sizeof(footer), at)) !=
                 (ssize_t)sizeof(footer))
                 return -EIO;
         if (footer.magic != SHEAF_DISK_FOOTER_MAGIC ||
@@ -142,7 +142,7 @@ static int read_summary(
         entries = malloc(len + 1);
         if (!entries)
                 return -ENOMEM;
-        if (TEMP_FAILURE_RETRY(pread(fd, entries, len, at - (off_t)len)) !=
+        if (sheaf_again(pread(fd, entries, len, at - (off_t)len)) !=
                 (ssize_t)len)
                 return -EIO;
         sheaf_mac_of(store->mac, entries, len, right);
@@ -162,7 +162,7 @@ static int read_summary(
 static void punch(struct sheaf_store *store, struct sheaf_segment *segment,
         const char *path)
 {
-        sheaf_autofd int fd = TEMP_FAILURE_RETRY(
+        sheaf_autofd int fd = sheaf_again(
                 openat(store->dir_fd, path, O_RDWR | O_CLOEXEC | O_NOFOLLOW));
         uint64_t from = sheaf_round_up(segment->end_bytes, SHEAF_DISK_PAGE);
         uint64_t to = store->segment_bytes -
@@ -170,7 +170,7 @@ static void punch(struct sheaf_store *store, struct sheaf_segment *segment,
         struct stat st;
 
         if (fd < 0 || from >= to ||
-                TEMP_FAILURE_RETRY(fallocate(fd,
+                sheaf_again(fallocate(fd,
                         FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)from,
                         (off_t)(to - from))) ||
                 fstat(fd, &st))
@@ -187,7 +187,7 @@ static bool header_at(struct sheaf_store *store, struct sheaf_segment *segment,
         int fd, uint64_t at, struct sheaf_disk_record *ret_record)
 {
         return at + sizeof(*ret_record) <= store->segment_bytes &&
-               TEMP_FAILURE_RETRY(pread(fd, ret_record, sizeof(*ret_record),
+               sheaf_again(pread(fd, ret_record, sizeof(*ret_record),
                        (off_t)at)) == (ssize_t)sizeof(*ret_record) &&
                !sheaf_record_check(store->mac, ret_record, segment->number,
                        segment->generation, at);
@@ -298,7 +298,7 @@ static int rebuild(
 static int open_segment(struct sheaf_store *store, const struct known *known,
         uint32_t number, const char *path)
 {
-        sheaf_autofd int fd = TEMP_FAILURE_RETRY(
+        sheaf_autofd int fd = sheaf_again(
                 openat(store->dir_fd, path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
         struct sheaf_disk_segment header;
         struct sheaf_catalog_segment key = { .number = number }, *found;
@@ -307,7 +307,7 @@ static int open_segment(struct sheaf_store *store, const struct known *known,
         int rc = 0;
 
         if (fd < 0 || fstat(fd, &st) || !S_ISREG(st.st_mode) ||
-                TEMP_FAILURE_RETRY(pread(fd, &header, sizeof(header), 0)) !=
+                sheaf_again(pread(fd, &header, sizeof(header), 0)) !=
                         (ssize_t)sizeof(header))
                 return 0;
         if (header.magic != SHEAF_DISK_SEGMENT_MAGIC ||
@@ -359,7 +359,7 @@ static DIR *open_dir(struct sheaf_store *store, const char *name)
 
         if (mkdirat(store->dir_fd, name, 0700) && errno != EEXIST)
                 return NULL;
-        fd = TEMP_FAILURE_RETRY(openat(store->dir_fd, name,
+        fd = sheaf_again(openat(store->dir_fd, name,
                 O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW));
         dir = fd < 0 ? NULL : fdopendir(fd);
         if (!dir)
@@ -539,7 +539,7 @@ static void sweep_one(int dir_fd, const char *name)
 
         if (!unlinkat(dir_fd, name, 0) || errno != EISDIR)
                 return;
-        fd = TEMP_FAILURE_RETRY(openat(
+        fd = sheaf_again(openat(
                 dir_fd, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW));
         for (size_t i = 0; fd >= 0 && i < SHEAF_ARRAY_LEN(names); i++)
                 unlinkat(fd, names[i], 0);

@@ -38,35 +38,16 @@ struct growing {
         uint64_t reserved_bytes;
 };
 
-/* pool */
-static int take_blocks(int fd, uint64_t from, uint64_t to)
-{
-        int rc;
-
-        if (from >= to)
-                return 0;
-        rc = TEMP_FAILURE_RETRY(
-                     fallocate(fd, 0, (off_t)from, (off_t)(to - from)))
-                     ? -errno
-                     : 0;
-        if (rc != -EOPNOTSUPP)
-                return rc;
-        do
-                rc = -posix_fallocate(fd, (off_t)from, (off_t)(to - from));
-        while (rc == -EINTR);
-        return rc;
-}
-
 /* pool: both ends of a file of full length */
 static int take_ends(const struct making *making, int fd)
 {
         uint64_t bytes = making->store->segment_bytes;
-        int rc = TEMP_FAILURE_RETRY(ftruncate(fd, (off_t)bytes)) ? -errno : 0;
+        int rc = sheaf_again(ftruncate(fd, (off_t)bytes)) ? -errno : 0;
 
         if (!rc)
-                rc = take_blocks(fd, 0, making->room_bytes);
+                rc = sheaf_file_room(fd, 0, making->room_bytes);
         if (!rc)
-                rc = take_blocks(fd, bytes - making->tail_bytes, bytes);
+                rc = sheaf_file_room(fd, bytes - making->tail_bytes, bytes);
         return rc;
 }
 
@@ -87,13 +68,13 @@ static int open_file(const struct making *making)
 {
         const int flags = O_RDWR | O_CLOEXEC | O_NOFOLLOW |
                           (making->fresh ? O_CREAT | O_TRUNC : 0);
-        int fd = TEMP_FAILURE_RETRY(
+        int fd = sheaf_again(
                 openat(making->store->dir_fd, making->name, flags, 0600));
 
         if (fd < 0 && errno == ENOENT && making->fresh) {
                 /* Somebody removed the directory. */
                 mkdirat(making->store->dir_fd, "segments", 0700);
-                fd = TEMP_FAILURE_RETRY(openat(
+                fd = sheaf_again(openat(
                         making->store->dir_fd, making->name, flags, 0600));
         }
         return fd < 0 ? -errno : fd;
@@ -110,14 +91,13 @@ static int make_work(struct sheaf_disk_io *io)
         if (rc < 0)
                 return rc;
         rc = making->trim ? 0 : take_ends(making, fd);
-        if (!rc && TEMP_FAILURE_RETRY(
-                           pwrite(fd, making->page, sizeof(making->page), 0)) !=
-                           (ssize_t)sizeof(making->page))
+        if (!rc && sheaf_again(pwrite(fd, making->page, sizeof(making->page),
+                           0)) != (ssize_t)sizeof(making->page))
                 rc = -EIO;
-        if (!rc && TEMP_FAILURE_RETRY(fsync(fd)))
+        if (!rc && sheaf_again(fsync(fd)))
                 rc = -errno;
         if (!rc && making->trim &&
-                TEMP_FAILURE_RETRY(ftruncate(fd, (off_t)sizeof(making->page))))
+                sheaf_again(ftruncate(fd, (off_t)sizeof(making->page))))
                 rc = -errno;
         if (!rc && making->trim)
                 rc = take_ends(making, fd);
@@ -280,11 +260,11 @@ static int grow_work(struct sheaf_disk_io *io)
 {
         struct growing *growing = (struct growing *)io;
         uint64_t bytes = growing->store->segment_bytes;
-        int rc = take_blocks(
+        int rc = sheaf_file_room(
                 io->fd, growing->segment->room_bytes, growing->room_bytes);
 
         if (!rc)
-                rc = take_blocks(io->fd, bytes - growing->tail_bytes,
+                rc = sheaf_file_room(io->fd, bytes - growing->tail_bytes,
                         bytes - growing->segment->tail_bytes);
         return rc;
 }

@@ -419,8 +419,8 @@ static bool node_in_use(const struct sheaf_store *store, uint64_t node)
 /* The listing of a removed version, read into memory. NULL: there is none. */
 static void *gone_listing(int dir_fd, size_t *ret_bytes)
 {
-        sheaf_autofd int fd =
-                openat(dir_fd, "listing", O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+        sheaf_autofd int fd = sheaf_again(
+                openat(dir_fd, "listing", O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
         struct stat st;
         void *map;
 
@@ -473,8 +473,8 @@ static int remove_gone(struct removal *removal)
         static const char *const names[] = { "listing", "listing.tmp",
                 "digests", "digests.new", "places", "places.new" };
         int store_fd = removal->store->dir_fd;
-        sheaf_autofd int dir_fd = openat(
-                store_fd, removal->gone, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+        sheaf_autofd int dir_fd = sheaf_again(openat(
+                store_fd, removal->gone, O_RDONLY | O_DIRECTORY | O_CLOEXEC));
 
         if (dir_fd < 0)
                 return -errno;
@@ -558,8 +558,8 @@ static bool uuid_parse(const char *hex, uint8_t ret_uuid[16])
 void sheaf_version_sweep(struct sheaf_store *store,
         bool (*is_known)(void *arg, const uint8_t uuid[16]), void *arg)
 {
-        int fd = openat(
-                store->dir_fd, "versions", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+        int fd = sheaf_again(openat(
+                store->dir_fd, "versions", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
         DIR *dir = fd < 0 ? NULL : fdopendir(fd);
         struct dirent *entry;
 
@@ -624,7 +624,7 @@ int sheaf_version_sync(const struct sheaf_version *version)
 {
         if (version->digests_fd < 0)
                 return -ENOSPC;
-        if (fdatasync(version->digests_fd))
+        if (sheaf_again(fdatasync(version->digests_fd)))
                 return -errno;
         return sheaf_guard_lost(version->digests_range) ? -EIO : 0;
 }

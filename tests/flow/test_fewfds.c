@@ -19,7 +19,7 @@ TestSuite(fewfds, .init = flow_init, .fini = flow_fini, .timeout = 250);
 #define LEN       UINT64_C(9000)
 #define LARGE     UINT64_C(6 << 20)
 #define FEWEST    4
-#define MOST      30
+#define MOST      20
 #define PLENTY    256
 #define DEADLINE  120 /* s; what waits for it has failed */
 #define AT_ONCE_S 30
@@ -308,7 +308,7 @@ static void sweep(bool open_before)
                 if (limit == FEWEST)
                         cr_assert_eq(rc, 0, "one descriptor is enough?");
         }
-        cr_assert_lt(refused, MOST - FEWEST + 1, "30 are not enough");
+        cr_assert_lt(refused, MOST - FEWEST + 1, "20 are not enough");
         printf("flow.fewfds: %s: %d limits of %d refuse something\n",
                 open_before ? "open before" : "from the start", refused,
                 MOST - FEWEST + 1);

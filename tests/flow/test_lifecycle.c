@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Daemons and mounts that are killed, started twice, or find leftovers:
  * readers wait and go on, and nothing needs cleaning by hand. */
+#include "proto/wire.h"
 #include "tests/flow/harness.h"
 
 #include <criterion/criterion.h>
@@ -174,6 +175,45 @@ Test(lifecycle, stopped_daemon)
         cr_assert_eq(flow_check(flow_path("mount/mounted"), 3, 50000, 4096), 0);
         flow_close(session, dataset);
         flow_umount(flow.mount);
+        flow_stop();
+}
+
+/* A stopped daemon whose queue of connections is full: who comes then is told
+ * at the deadline, and can go. */
+Test(lifecycle, stopped_daemon_with_a_full_queue)
+{
+        struct sheaf_session_options options = { .deadline_ms = 1000 };
+        struct sheaf_session *session;
+        double start;
+        pid_t pid;
+        int sock;
+
+        flow_file(1, 50000, "f");
+        flow_start();
+        flow_ok("sheaf add data %s", flow.origin);
+        kill(flow.daemon, SIGSTOP);
+        while ((sock = sheaf_wire_connect_now(flow.socket)) >= 0)
+                close(sock);
+        cr_assert_eq(sock, -EAGAIN, "%s", strerror(-sock));
+        pid = flow_fork(0, 0);
+        if (!pid) {
+                execlp("sheaf", "sheaf", "--socket", flow.socket, "status",
+                        (char *)NULL);
+                _exit(97);
+        }
+        start = flow_now();
+        cr_assert_eq(sheaf_session_new(&options, &session), 0);
+        cr_assert_eq(sheaf_session_connect(session), -ETIMEDOUT);
+        cr_assert(strstr(sheaf_last_error(), "takes no connection"), "%s",
+                sheaf_last_error());
+        sheaf_session_free(session);
+        cr_assert_lt(flow_now() - start, 8);
+        cr_assert_eq(flow_join(pid, 50), 3);
+        kill(flow.daemon, SIGCONT);
+        cr_assert_eq(sheaf_session_new(NULL, &session), 0);
+        cr_assert_eq(
+                sheaf_session_connect(session), 0, "%s", sheaf_last_error());
+        sheaf_session_free(session);
         flow_stop();
 }
 

@@ -183,6 +183,12 @@ Test(store_faults, writes_give_erofs)
         writes_fail("EROFS", "read-only");
 }
 
+/* Interrupted without end: told as any other failure, and nobody hangs. */
+Test(store_faults, writes_are_always_interrupted)
+{
+        writes_fail("EINTR", "the disk of the cache fails");
+}
+
 /* ---- reads fail ---- */
 
 Test(store_faults, reads_give_eio)
@@ -219,6 +225,7 @@ Test(store_faults, quota_for_large_files)
         healthy();
         flow_stop();
 }
+
 /* ---- what was learned is lost ---- */
 
 /* Digests and places of a version cannot be read: it says so, its reads give

@@ -100,8 +100,8 @@ static void print(struct outcome *out, const struct cli *cli, bool followed)
 static int open_origin(
         const struct cli *cli, const char *dir, int *ret_fd, char **ret_path)
 {
-        sheaf_autofd int fd = TEMP_FAILURE_RETRY(
-                open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+        sheaf_autofd int fd =
+                sheaf_again(open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC));
         char *path;
 
         if (fd < 0)

@@ -208,6 +208,15 @@ static char *greet_text(const struct cli_conn *conn, int rc)
         return n < 0 ? NULL : text;
 }
 
+static const char *why_not(int rc)
+{
+        if (rc == -ECONNREFUSED)
+                return "nobody listens";
+        if (rc == -ETIMEDOUT)
+                return "it takes no connection; is it stopped?";
+        return strerror(-rc);
+}
+
 /* Tries every place; fills conn->sock and path. 0 or -errno of the most
  * telling failure, with a text that lists all. */
 static int try_places(struct cli_conn *conn, char **ret_why)
@@ -238,8 +247,7 @@ static int try_places(struct cli_conn *conn, char **ret_why)
                 if (sock != -ENOENT && worst == -ENOENT)
                         worst = sock;
                 fprintf(text, "%s %s (%s)", i ? "," : "", list.path[i],
-                        sock == -ECONNREFUSED ? "nobody listens"
-                                              : strerror(-sock));
+                        why_not(sock));
         }
         fprintf(text, "; start one with 'sheafd', or name its socket with "
                       "--socket or SHEAF_SOCKET");
