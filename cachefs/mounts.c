@@ -11,6 +11,7 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <sys/mount.h>
@@ -20,6 +21,7 @@
 #include <sys/wait.h>
 
 #define SOURCE_PREFIX "sheaf:"
+#define PAUSE_MS_MAX  2560 /* of doubling ones: some 5 s together */
 
 #ifndef MOVE_MOUNT_BENEATH
 #define MOVE_MOUNT_BENEATH 0x200 /* Linux 6.5 */
@@ -276,25 +278,6 @@ static int run_fusermount(const char *dir, bool lazy)
         return strstr(text, "busy") ? -EBUSY : -EPERM;
 }
 
-int sheaf_mounts_unmount(const char *dir, bool lazy)
-{
-        struct sheaf_mount mount;
-        bool ours;
-        int rc = sheaf_mounts_at(dir, &mount);
-
-        if (rc < 0)
-                return rc;
-        ours = sheaf_mount_is_ours(&mount);
-        sheaf_mount_clear(&mount);
-        if (!ours)
-                return -ENOENT;
-        if (!umount2(dir, UMOUNT_NOFOLLOW | (lazy ? MNT_DETACH : 0)))
-                return 0;
-        if (errno != EPERM)
-                return -errno;
-        return run_fusermount(dir, lazy);
-}
-
 bool sheaf_mounts_can_move(void)
 {
         /* The right is asked for before the arguments are looked at. */
@@ -502,4 +485,35 @@ int sheaf_mounts_holders(
         }
         closedir(proc);
         return count;
+}
+
+static int unmount_once(const char *dir, bool lazy)
+{
+        if (!umount2(dir, UMOUNT_NOFOLLOW | (lazy ? MNT_DETACH : 0)))
+                return 0;
+        if (errno != EPERM)
+                return -errno;
+        return run_fusermount(dir, lazy);
+}
+
+/* Also busy is a mount that somebody only looks at (a path that is walked, a
+ * file of a process that has just ended). Such a one has no holder, and is
+ * soon free. */
+int sheaf_mounts_unmount(const char *dir, bool lazy)
+{
+        struct sheaf_mount mount;
+        int rc = sheaf_mounts_at(dir, &mount);
+
+        if (rc < 0)
+                return rc;
+        rc = sheaf_mount_is_ours(&mount) ? unmount_once(dir, lazy) : -ENOENT;
+        for (unsigned int ms = 20; rc == -EBUSY && ms <= PAUSE_MS_MAX;
+                ms *= 2) {
+                if (sheaf_mounts_holders(&mount, NULL, 0))
+                        break;
+                poll(NULL, 0, (int)ms);
+                rc = unmount_once(dir, lazy);
+        }
+        sheaf_mount_clear(&mount);
+        return rc;
 }

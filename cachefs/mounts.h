@@ -49,8 +49,9 @@ SHEAF_MUST_CHECK int sheaf_mounts_absolute(const char *path, char **ret_path);
 SHEAF_MUST_CHECK int sheaf_mounts_dead(const char *dir);
 
 /* Unmounts @dir. With @lazy it vanishes from the tree at once, and for those
- * who use it when they are done. 0; -EBUSY; -ENOENT not a mount of Sheaf;
- * -EPERM; -errno. Runs fusermount3 when not root. */
+ * who use it when they are done. 0; -EBUSY, at once where a process holds it,
+ * else after some seconds; -ENOENT not a mount of Sheaf; -EPERM; -errno. Runs
+ * fusermount3 when not root. */
 SHEAF_MUST_CHECK int sheaf_mounts_unmount(const char *dir, bool lazy);
 
 /* Whether this process may move mounts about (CAP_SYS_ADMIN, Linux 5.2). */

@@ -4,6 +4,7 @@
  * table, and the next mount needs no help.
  *
  * SOAK_ROUNDS: kills of a mount's process (20). */
+#include "proto/wire.h"
 #include "tests/flow/harness.h"
 #include "tests/flow/soak.h"
 
@@ -21,6 +22,7 @@
 #include <sys/mman.h>
 #include <sys/mount.h>
 #include <sys/prctl.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/sysmacros.h>
@@ -273,6 +275,36 @@ static void names_holder(pid_t pid)
         snprintf(text, sizeof(text), "%d", (int)pid);
         cr_assert(strstr(flow.last.err, text), "%s is not named: %s", text,
                 flow.last.err);
+}
+
+/* A file that no process has, as it lies in a socket: for ever it is told, for
+ * a moment it is waited for. */
+Test(mountlife, unmount_while_nobody_holds_it)
+{
+        int pair[2], fd;
+        pid_t pid;
+
+        flow_file(1, 1000, "file");
+        flow_start();
+        flow_ok("sheaf add data %s", flow.origin);
+        flow_mount("data", flow.mount);
+        cr_assert(!socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair));
+        fd = open(flow_path("mount/file"), O_RDONLY | O_CLOEXEC);
+        cr_assert(!sheaf_wire_send_record(pair[0], "x", 1, &fd, 1));
+        close(fd);
+        cr_assert_neq(flow_run("sheaf umount %s", flow.mount), 0);
+        cr_assert(strstr(flow.last.err, "in use"), "%s", flow.last.err);
+        cr_assert_eq(flow_mounted(flow.mount), 1);
+        pid = flow_fork(0, 0);
+        if (!pid) {
+                flow_sleep(0.2);
+                _exit(0);
+        }
+        close(pair[0]);
+        close(pair[1]);
+        flow_umount(flow.mount);
+        cr_assert_eq(flow_join(pid, 10), 0);
+        flow_stop();
 }
 
 Test(mountlife, unmount_while_busy)
