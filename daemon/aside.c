@@ -94,16 +94,23 @@ static void late(uv_timer_t *timer)
         aside->done(aside, -ETIMEDOUT);
 }
 
-static bool too_many(uid_t uid)
+static bool may_start(uid_t uid, bool closing, unsigned int count)
 {
         const struct sheaf_aside *each;
-        unsigned int all = 0, own = 0;
+        unsigned int all = count, own = count;
 
         LIST_FOREACH (each, &running, link) {
-                all++;
-                own += each->uid == uid;
+                all += each->closing == closing;
+                own += each->closing == closing && each->uid == uid;
         }
-        return all >= SHEAF_ASIDE_MAX || own >= SHEAF_ASIDE_USER_MAX;
+        return all <= SHEAF_ASIDE_MAX &&
+               own <= (closing ? SHEAF_ASIDE_CLOSINGS_MAX
+                               : SHEAF_ASIDE_USER_MAX);
+}
+
+bool sheaf_aside_may_close(uid_t uid, unsigned int count)
+{
+        return may_start(uid, true, count);
 }
 
 static int spawn(struct sheaf_aside *aside)
@@ -130,7 +137,7 @@ int sheaf_aside_start(
 {
         int rc;
 
-        if (too_many(aside->uid))
+        if (!may_start(aside->uid, aside->closing, 1))
                 return -EBUSY;
         if (!active) {
                 rc = uv_async_init(loop, &wake, collect);

@@ -16,8 +16,9 @@
 #include <sys/types.h>
 #include <uv.h>
 
-#define SHEAF_ASIDE_MAX      256
-#define SHEAF_ASIDE_USER_MAX 4
+#define SHEAF_ASIDE_MAX          256
+#define SHEAF_ASIDE_USER_MAX     4
+#define SHEAF_ASIDE_CLOSINGS_MAX 8 /* of a user */
 
 /* Embedded in the work's own state, which @work alone uses until it returns
  * and which must not refer to anything that may go. */
@@ -25,6 +26,7 @@ struct sheaf_aside {
         /* Set before sheaf_aside_start. */
         uid_t uid;       /* whose rights; only a daemon of root changes them */
         bool own_rights; /* the daemon's instead; @uid counts all the same */
+        bool closing;    /* counted apart from other work */
         gid_t gid;
         const uint32_t *groups; /* of the state */
         size_t group_count;
@@ -46,6 +48,8 @@ struct sheaf_aside {
  * -errno. */
 SHEAF_MUST_CHECK int sheaf_aside_start(
         uv_loop_t *loop, struct sheaf_aside *aside, uint64_t deadline_ms);
+/* Whether @count more closings of @uid may begin. */
+bool sheaf_aside_may_close(uid_t uid, unsigned int count);
 /* No done() and no end() any more: what still runs is left to the kernel. */
 void sheaf_aside_stop(void);
 

@@ -13,6 +13,7 @@
 #include "daemon/verbs/verbs.h"
 
 #include "daemon/clock.h"
+#include "daemon/sift.h"
 
 #include <fcntl.h>
 #include <stdarg.h>
@@ -473,6 +474,40 @@ static void note_malformed(struct sheaf_conn *conn)
                         conn->who.uid, conn->who.pid);
 }
 
+static bool all_taken(const struct sheaf_wire_msg *msg)
+{
+        for (size_t i = 0; i < msg->fd_count; i++)
+                if (msg->fds[i] < 0)
+                        return false;
+        return true;
+}
+
+/* Receives and answers one message; as sheaf_wire_recv. */
+static int serve_one(struct sheaf_conn *conn)
+{
+        sheaf_autofree uint8_t *data = malloc(SHEAF_WIRE_BYTES_MAX);
+        struct sheaf_wire_msg msg = { 0 };
+        size_t len;
+        int rc;
+
+        if (!data)
+                return -ENOMEM;
+        rc = sheaf_sift_recv(conn->daemon->loop, conn->who.uid, conn->sock,
+                data, SHEAF_WIRE_BYTES_MAX, &len, msg.fds, &msg.fd_count);
+        if (rc <= 0)
+                return rc;
+        msg.env = sheaf_wire_decode(data, len);
+        if (!msg.env)
+                rc = -EBADMSG;
+        else if (all_taken(&msg))
+                dispatch(conn, &msg);
+        else
+                sheaf_conn_error(conn, msg.env->id, -EINVAL,
+                        "no request brings a descriptor of that kind");
+        sheaf_wire_msg_free(&msg);
+        return rc;
+}
+
 void sheaf_conn_readable(uv_poll_t *poll, int status, int events)
 {
         struct sheaf_conn *conn = poll->data;
@@ -486,8 +521,7 @@ void sheaf_conn_readable(uv_poll_t *poll, int status, int events)
                 i < MESSAGES_PER_TURN && !conn->closing && !had_its_turn(conn);
                 i++) {
                 int64_t began_ns = sheaf_now_ns();
-                struct sheaf_wire_msg msg;
-                int rc = sheaf_wire_recv(conn->sock, &msg);
+                int rc = serve_one(conn);
 
                 if (rc == -EAGAIN)
                         return;
@@ -497,8 +531,6 @@ void sheaf_conn_readable(uv_poll_t *poll, int status, int events)
                         sheaf_conn_close(conn);
                         return;
                 }
-                dispatch(conn, &msg);
-                sheaf_wire_msg_free(&msg);
                 if (!conn->closing)
                         conn->account->spent_ns += sheaf_now_ns() - began_ns;
         }

@@ -17,6 +17,7 @@
 #include "daemon/server_internal.h"
 
 #include "daemon/clock.h"
+#include "daemon/sift.h"
 
 #include <fcntl.h>
 #include <limits.h>
@@ -36,7 +37,7 @@ static void conn_closed(uv_handle_t *handle)
         struct sheaf_conn *conn = handle->data;
 
         if (--conn->open_handles == 0) {
-                close(conn->sock);
+                sheaf_sift_close(conn->sock);
                 sheaf_principal_clear(&conn->who);
                 free(conn);
         }
@@ -232,7 +233,6 @@ static void say_refused(int sock, int rc)
 {
         Sheaf__Envelope env = SHEAF__ENVELOPE__INIT;
         Sheaf__Error error = SHEAF__ERROR__INIT;
-        char waste[512];
 
         error.errno_value = -rc;
         error.message = (char *)SHEAF_CROWDED_TEXT;
@@ -241,8 +241,7 @@ static void say_refused(int sock, int rc)
         (void)!sheaf_wire_send(sock, &env, NULL, 0);
         /* Closed with its Hello unread, the answer would be lost to it. */
         shutdown(sock, SHUT_RD);
-        while (recv(sock, waste, sizeof(waste), MSG_DONTWAIT) > 0)
-                ;
+        sheaf_sift_drain(sock);
 }
 
 static void refuse(struct sheaf_server *server, int sock, int rc)
@@ -254,7 +253,8 @@ static void refuse(struct sheaf_server *server, int sock, int rc)
                 sheaf_log_rc(rc, SHEAF_LOG_WARN, "connection refused",
                         "count=%llu",
                         (unsigned long long)server->stats.refused);
-        sheaf_close_p(&sock);
+        if (sock >= 0)
+                sheaf_sift_close(sock);
 }
 
 /* Gives up the spare descriptor for a moment. False: that did not help. */
@@ -319,7 +319,7 @@ static void listener_closed(uv_handle_t *handle)
 {
         struct sheaf_listener *listener = handle->data;
 
-        close(listener->sock);
+        sheaf_sift_close(listener->sock);
         free(listener->path);
         free(listener);
 }

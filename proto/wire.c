@@ -110,38 +110,62 @@ Sheaf__Envelope *sheaf_wire_decode(const void *data, size_t len_bytes)
         return sheaf__envelope__unpack(NULL, len_bytes, data);
 }
 
-int sheaf_wire_recv_record(int sock, void *data, size_t cap_bytes,
-        size_t *ret_len_bytes, int ret_fds[SHEAF_WIRE_FDS_MAX],
-        size_t *ret_fd_count)
+int sheaf_wire_recv_some(int sock, void *data, size_t cap_bytes, size_t fds_max,
+        size_t *ret_len_bytes, int *ret_fds, size_t *ret_fd_count)
 {
         union fd_space space;
         struct iovec iov = { .iov_base = data, .iov_len = cap_bytes };
         struct msghdr msg = { .msg_iov = &iov,
                 .msg_iovlen = 1,
                 .msg_control = &space,
-                .msg_controllen = sizeof(space) };
-        int fds[SHEAF_WIRE_FDS_MAX];
-        size_t fd_count;
+                .msg_controllen =
+                        fds_max ? CMSG_LEN(sizeof(int) * fds_max) : 0 };
         ssize_t n;
 
+        *ret_fd_count = 0;
         do
                 n = recvmsg(sock, &msg, MSG_CMSG_CLOEXEC);
         while (n < 0 && errno == EINTR);
         if (n < 0)
                 return errno == EWOULDBLOCK ? -EAGAIN : -errno;
-        fd_count = take_fds(&msg, fds);
-        if (msg.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) {
-                int rc = msg.msg_flags & MSG_CTRUNC ? why_cut(sock) : -EBADMSG;
+        *ret_fd_count = take_fds(&msg, ret_fds);
+        if (msg.msg_flags & MSG_CTRUNC)
+                return why_cut(sock);
+        if (msg.msg_flags & MSG_TRUNC)
+                return -EBADMSG;
+        *ret_len_bytes = (size_t)n;
+        return n > 0 || *ret_fd_count;
+}
 
-                for (size_t i = 0; i < fd_count; i++)
+int sheaf_wire_brings_fds(int sock)
+{
+        struct msghdr msg = { 0 };
+        ssize_t n;
+
+        do
+                n = recvmsg(sock, &msg, MSG_PEEK | MSG_DONTWAIT);
+        while (n < 0 && errno == EINTR);
+        if (n < 0)
+                return errno == EWOULDBLOCK ? -EAGAIN : -errno;
+        return !!(msg.msg_flags & MSG_CTRUNC);
+}
+
+int sheaf_wire_recv_record(int sock, void *data, size_t cap_bytes,
+        size_t *ret_len_bytes, int ret_fds[SHEAF_WIRE_FDS_MAX],
+        size_t *ret_fd_count)
+{
+        int fds[SHEAF_WIRE_FDS_MAX];
+        size_t count;
+        int rc = sheaf_wire_recv_some(sock, data, cap_bytes, SHEAF_WIRE_FDS_MAX,
+                ret_len_bytes, fds, &count);
+
+        if (rc <= 0) {
+                for (size_t i = 0; i < count; i++)
                         close(fds[i]);
                 return rc;
         }
-        if (n == 0 && !fd_count)
-                return 0;
-        memcpy(ret_fds, fds, sizeof(*fds) * fd_count);
-        *ret_len_bytes = (size_t)n;
-        *ret_fd_count = fd_count;
+        memcpy(ret_fds, fds, sizeof(*fds) * count);
+        *ret_fd_count = count;
         return 1;
 }
 

@@ -34,6 +34,14 @@ SHEAF_MUST_CHECK int sheaf_wire_send_record(int sock, const void *data,
 SHEAF_MUST_CHECK int sheaf_wire_recv_record(int sock, void *data,
         size_t cap_bytes, size_t *ret_len_bytes,
         int ret_fds[SHEAF_WIRE_FDS_MAX], size_t *ret_fd_count);
+/* The same, but takes @fds_max descriptors at most, and closes none: whatever
+ * is returned, those in @ret_fds are the caller's. */
+SHEAF_MUST_CHECK int sheaf_wire_recv_some(int sock, void *data,
+        size_t cap_bytes, size_t fds_max, size_t *ret_len_bytes, int *ret_fds,
+        size_t *ret_fd_count);
+/* 1: the next record, which stays, brings descriptors; 0: it does not, or the
+ * peer hung up; -EAGAIN: there is none; -errno. Does not wait. */
+SHEAF_MUST_CHECK int sheaf_wire_brings_fds(int sock);
 
 /* Sends one message; descriptors stay the caller's. 0; -EAGAIN when the
  * socket is full and non-blocking; -EMSGSIZE; -EPIPE; -errno. Any thread:

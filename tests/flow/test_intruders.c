@@ -7,10 +7,12 @@
 
 #include <jansson.h>
 #include <linux/fuse.h>
+#include <netinet/in.h>
 #include <pthread.h>
 #include <signal.h>
 #include <sys/mount.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 
 TestSuite(intruders, .init = hostile_begin, .fini = flow_fini, .timeout = 120);
 
@@ -435,6 +437,251 @@ Test(intruders, directories_that_never_answer)
         close(dir_fd);
         umount2(flow_path("mute"), MNT_DETACH);
         flow_ok("sheaf rm --force '~%d/mine'", HOSTILE_UID);
+        hostile_end();
+}
+
+/* ---- files that never close ---- */
+
+/* Serves a file system that is one file: all is answered but its FLUSH, for
+ * which who closes it waits. */
+static void serve_clinging(int fd)
+{
+        static uint8_t request[1 << 17];
+        struct {
+                struct fuse_out_header head;
+                union {
+                        struct fuse_init_out init;
+                        struct fuse_attr_out attr;
+                        struct fuse_open_out open;
+                };
+        } reply;
+        const struct fuse_in_header *in = (const void *)request;
+
+        while (read(fd, request, sizeof(request)) > 0) {
+                reply = (typeof(reply)){ .head.unique = in->unique };
+                reply.head.len = sizeof(reply.head);
+                switch (in->opcode) {
+                case FUSE_INIT:
+                        reply.head.len += sizeof(reply.init);
+                        reply.init.major = FUSE_KERNEL_VERSION;
+                        reply.init.minor = FUSE_KERNEL_MINOR_VERSION;
+                        reply.init.max_write = 4096;
+                        break;
+                case FUSE_GETATTR:
+                        reply.head.len += sizeof(reply.attr);
+                        reply.attr.attr.mode = S_IFREG | 0666;
+                        reply.attr.attr.nlink = 1;
+                        break;
+                case FUSE_OPEN:
+                        reply.head.len += sizeof(reply.open);
+                        break;
+                case FUSE_FLUSH:
+                case FUSE_INTERRUPT:
+                        continue;
+                default:
+                        reply.head.error = -ENOSYS;
+                }
+                (void)!write(fd, &reply, reply.head.len);
+        }
+        _exit(0);
+}
+
+static pid_t mount_clinging(const char *file)
+{
+        char options[128];
+        int fd = open("/dev/fuse", O_RDWR | O_CLOEXEC);
+        pid_t pid;
+
+        cr_assert_geq(fd, 0);
+        flow_ok("touch %s", file);
+        snprintf(options, sizeof(options),
+                "fd=%d,rootmode=100666,user_id=%d,group_id=%d,allow_other", fd,
+                HOSTILE_UID, HOSTILE_UID);
+        cr_assert(!mount("clinging", file, "fuse", 0, options), "%m");
+        pid = flow_fork(0, 0);
+        if (!pid)
+                serve_clinging(fd);
+        close(fd);
+        return pid;
+}
+
+static Sheaf__Envelope clinging_request(struct peer *p, int kind)
+{
+        static Sheaf__AddDataset add = SHEAF__ADD_DATASET__INIT;
+        static Sheaf__ForkNote note = SHEAF__FORK_NOTE__INIT;
+        static Sheaf__GetStatus status = SHEAF__GET_STATUS__INIT;
+        static Sheaf__GrantSocket grant = SHEAF__GRANT_SOCKET__INIT;
+        static char *names[1] = { (char *)"data" };
+
+        add.name = (char *)"clings";
+        add.origin.data = grant.dir.data = (uint8_t *)(uintptr_t)flow.base;
+        add.origin.len = grant.dir.len = strlen(flow.base);
+        grant.dataset = names;
+        grant.n_dataset = 1;
+        if (kind == 0)
+                return envelope(p, SHEAF__ENVELOPE__BODY_ADD_DATASET, &add);
+        if (kind == 1)
+                return envelope(p, SHEAF__ENVELOPE__BODY_FORK_NOTE, &note);
+        if (kind == 2)
+                return envelope(p, SHEAF__ENVELOPE__BODY_GRANT_SOCKET, &grant);
+        return envelope(p, SHEAF__ENVELOPE__BODY_GET_STATUS, &status);
+}
+
+/* With requests that bring a descriptor, with one that does not, and with
+ * more than any brings. Starts no program, which would wait for the file as
+ * well. */
+static void send_clinging(const char *file)
+{
+        int fds[SHEAF_WIRE_FDS_MAX], fd = open(file, O_RDONLY | O_CLOEXEC);
+
+        HOSTILE_NEED(fd >= 0, 2);
+        for (size_t i = 0; i < SHEAF_ARRAY_LEN(fds); i++)
+                fds[i] = fd;
+        for (int i = 0; i < 10 || !hostile_long_enough(); i++) {
+                struct peer p = { .sock = sheaf_wire_connect(flow.socket) };
+                bool many = i % 5 == 4;
+
+                if (p.sock < 0)
+                        continue;
+                if (!hello(&p))
+                        (void)call(&p, clinging_request(&p, i % 5), fds,
+                                many ? SHEAF_WIRE_FDS_MAX : 1);
+                close(p.sock);
+        }
+        /* Its own close waits, too: the test ends the server. */
+        _exit(0);
+}
+
+Test(intruders, files_that_never_close)
+{
+        char file[PATH_MAX];
+        pid_t server, pid, old;
+        long fds;
+
+        snprintf(file, sizeof(file), "%s", flow_path("clinging"));
+        server = mount_clinging(file);
+        pid = hostile_fork(HOSTILE_STRANGER);
+        if (!pid)
+                send_clinging(file);
+        while (!hostile_long_enough()) {
+                cr_assert(flow_live());
+                /* A process that is started has copies of all descriptors. */
+                flow_run("kill -KILL $(pgrep -P %d -x sheaf-reader)",
+                        (int)flow.daemon);
+                flow_ok("sheaf warmup --evict --quiet data");
+                hostile_check_others("data");
+        }
+        cr_assert(flow_until(
+                20, !flow_run("grep -q 'file does not close' %s", flow.log)));
+        fds = flow_fds(flow.daemon);
+        cr_assert_leq(fds, 200, "%ld descriptors", fds);
+        /* Its threads outlive it, but hold neither cache nor socket. */
+        old = flow.daemon;
+        hostile_daemon_away(true);
+        kill(old, SIGTERM);
+        cr_assert(flow_until(
+                30, !flow_run("flock -n %s true", flow_path("cache"))));
+        cr_assert_eq(flow_wait(old, 0), -1);
+        flow_start();
+        hostile_daemon_away(false);
+        hostile_check_others("data");
+        kill(server, SIGKILL);
+        flow_join(server, 20);
+        cr_expect_eq(flow_wait(old, 20), 0);
+        cr_expect_eq(flow_join(pid, 40), 0);
+        umount2(file, MNT_DETACH);
+        hostile_end();
+}
+
+/* ---- sockets that linger ---- */
+
+/* A TCP socket with bytes that nobody takes, whose last holder waits an hour
+ * for that. -1 without a network. */
+static int lingering(void)
+{
+        struct sockaddr_in to = { .sin_family = AF_INET,
+                .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+        struct linger hour = { .l_onoff = 1, .l_linger = 3600 };
+        int little = 4096;
+        static int listener = -1;
+        static char bytes[1 << 16];
+        socklen_t len = sizeof(to);
+        int sock;
+
+        if (listener < 0)
+                listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        if (getsockname(listener, (struct sockaddr *)&to, &len))
+                return -1;
+        if (!to.sin_port) {
+                to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+                if (setsockopt(listener, SOL_SOCKET, SO_RCVBUF, &little,
+                            sizeof(little)) ||
+                        bind(listener, (struct sockaddr *)&to, len) ||
+                        listen(listener, 1000) ||
+                        getsockname(listener, (struct sockaddr *)&to, &len))
+                        return -1;
+        }
+        sock = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        if (connect(sock, (struct sockaddr *)&to, len) ||
+                setsockopt(
+                        sock, SOL_SOCKET, SO_SNDBUF, &little, sizeof(little)) ||
+                setsockopt(sock, SOL_SOCKET, SO_LINGER, &hour, sizeof(hour))) {
+                close(sock);
+                return -1;
+        }
+        while (send(sock, bytes, sizeof(bytes), MSG_DONTWAIT) > 0)
+                ;
+        return sock;
+}
+
+/* Received, among too many, unread behind junk, and with the first message;
+ * the daemon's is the last copy each time. */
+static void send_lingering(int kind)
+{
+        struct peer p = { .sock = sheaf_wire_connect(flow.socket) };
+        int fds[5], sock = lingering();
+
+        HOSTILE_NEED(sock >= 0, 2);
+        for (size_t i = 0; i < SHEAF_ARRAY_LEN(fds); i++)
+                fds[i] = sock;
+        if (p.sock >= 0 && (kind == 3 || !hello(&p))) {
+                if (kind == 2)
+                        (void)!sheaf_wire_send_record(
+                                p.sock, "\xff", 1, NULL, 0);
+                (void)!sheaf_wire_send_record(
+                        p.sock, "\xff", 1, fds, kind == 1 ? 5 : 1);
+        }
+        /* Not close(), which would wait where the daemon was first. */
+        _exit(0);
+}
+
+Test(intruders, sockets_that_linger)
+{
+        int sock = lingering();
+        pid_t pid;
+
+        if (sock < 0) {
+                fprintf(stderr, "SKIP: %s: no network: %s\n", FLOW_NAME,
+                        strerror(errno));
+                hostile_end();
+                return;
+        }
+        pid = hostile_fork(HOSTILE_STRANGER);
+        if (!pid) {
+                for (int kind = 0; !hostile_long_enough();
+                        kind = (kind + 1) % 4) {
+                        pid = fork();
+                        if (!pid)
+                                send_lingering(kind);
+                        HOSTILE_NEED(waitpid(pid, NULL, 0) == pid, 1);
+                }
+                _exit(0);
+        }
+        while (!hostile_long_enough()) {
+                flow_ok("sheaf warmup --evict --quiet data");
+                hostile_check_others("data");
+        }
+        cr_expect_eq(flow_join(pid, 40), 0);
         hostile_end();
 }
 

@@ -151,6 +151,37 @@ Test(wire, a_truncated_record_is_bad_and_nothing_leaks)
         free(data);
 }
 
+Test(wire, some_descriptors_are_taken_and_the_rest_dropped)
+{
+        int before = open_fds(), fds[5] = { 0 }, got[4];
+        size_t len, count;
+        char data[8];
+
+        cr_assert_eq(sheaf_wire_brings_fds(pair[1]), -EAGAIN);
+        for (size_t sent = 0; sent <= 5; sent++) {
+                for (size_t max = 0; max <= 4; max++) {
+                        size_t want = SHEAF_MIN(sent, max);
+
+                        cr_assert_eq(sheaf_wire_send_record(
+                                             pair[0], "abc", 3, fds, sent),
+                                0);
+                        cr_assert_eq(sheaf_wire_brings_fds(pair[1]), sent > 0);
+                        cr_assert_eq(
+                                sheaf_wire_recv_some(pair[1], data,
+                                        sizeof(data), max, &len, got, &count),
+                                sent > max ? -EBADMSG : 1);
+                        cr_assert_eq(count, want);
+                        cr_assert_eq(open_fds(), before + (int)want);
+                        for (size_t i = 0; i < count; i++)
+                                close(got[i]);
+                }
+        }
+        cr_assert_eq(sheaf_wire_recv_some(
+                             pair[1], data, sizeof(data), 4, &len, got, &count),
+                -EAGAIN);
+        cr_assert_eq(count, 0);
+}
+
 Test(wire, junk_is_bad)
 {
         struct sheaf_wire_msg msg;
