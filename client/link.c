@@ -219,16 +219,22 @@ static void ask_wanted(struct sheaf_session *session)
 static void on_welcome(
         struct sheaf_session *session, const Sheaf__Welcome *welcome)
 {
+        char why[256];
+
         if (session->state != SHEAF_LINK_HELLO)
                 return;
         if (welcome->layout != SHEAF_SHM_LAYOUT) {
                 hang_up(session);
                 session->wanted = false;
                 session->backoff_ms = SHEAF_BACKOFF_LAST_MS;
+                snprintf(why, sizeof(why),
+                        "its release %.32s and libsheaf's, " SHEAF_VERSION
+                        ", have no layout of shared memory in common; install "
+                        "the same release of both, then restart sheafd and "
+                        "this process",
+                        welcome->version);
                 set_attempt(session, -EPROTO,
-                        session->places.path[session->place],
-                        "its release and that of libsheaf have no shared "
-                        "memory layout in common; update the older one");
+                        session->places.path[session->place], why);
                 return;
         }
         if (!session->deadline_given && welcome->deadline_ms)

@@ -189,8 +189,12 @@ Test(client_link, another_layout_is_refused_with_a_reason)
         rig.knobs->layout = 0;
         session = session_with_deadline(rig.path, 3000);
         cr_assert_eq(sheaf_session_connect(session), -EPROTO);
-        cr_assert(
-                strstr(sheaf_last_error(), "update"), "%s", sheaf_last_error());
+        cr_assert(strstr(sheaf_last_error(),
+                          "release fake and libsheaf's, " SHEAF_VERSION
+                          ", have no layout"),
+                "%s", sheaf_last_error());
+        cr_assert(strstr(sheaf_last_error(), "install the same release"));
+        cr_assert(strstr(sheaf_last_error(), rig.path));
         sheaf_session_free(session);
         rig_stop(&rig);
 }
