@@ -73,7 +73,7 @@ int sheaf_dataset_read_origin(
         if (!is_listed(fd, entry))
                 rc = -ESTALE;
         if (!rc)
-                rc = sheaf_read_all(fd, buf, entry->size_bytes);
+                rc = sheaf_read_at(fd, buf, entry->size_bytes, 0);
         if (rc == -ENODATA || (!rc && !is_listed(fd, entry)))
                 rc = -ESTALE;
         if (rc == -ESTALE)

@@ -10,6 +10,7 @@
 #include "client/read.h"
 
 #include "client/fetch.h"
+#include "proto/io.h"
 
 int sheaf_map_wait(struct sheaf_dataset *dataset, unsigned int flags,
         int64_t deadline_ns, struct sheaf_map **ret_map)
@@ -105,22 +106,6 @@ static void items_of(const struct window *w, uint64_t items[SHEAF_FETCH_WINDOW])
                 items[i] = sheaf_fetch_item(w->entry, w->chunk[i]);
 }
 
-static int read_full(int fd, uint8_t *dst, uint64_t len, uint64_t offset)
-{
-        while (len) {
-                ssize_t n = pread(fd, dst, len, (off_t)offset);
-
-                if (n < 0 && errno == EINTR)
-                        continue;
-                if (n <= 0)
-                        return n ? -errno : -EPROTO;
-                dst += n;
-                len -= (uint64_t)n;
-                offset += (uint64_t)n;
-        }
-        return 0;
-}
-
 static int copy_sent(struct window *w, int64_t deadline_ns)
 {
         uint64_t items[SHEAF_FETCH_WINDOW], at = 0;
@@ -133,7 +118,9 @@ static int copy_sent(struct window *w, int64_t deadline_ns)
                 uint64_t skip, len;
                 uint8_t *dst = place(w, w->chunk[i], &skip, &len);
 
-                rc = read_full(fd, dst, len, at + skip);
+                rc = sheaf_read_at(fd, dst, len, at + skip);
+                if (rc == -ENODATA)
+                        rc = -EPROTO;
                 if (rc)
                         return sheaf_error_set(rc,
                                 "a copy from sheafd is incomplete: %s",

@@ -20,14 +20,33 @@ int sheaf_write_all(int fd, const void *bytes, size_t len_bytes)
         return 0;
 }
 
-int sheaf_read_all(int fd, void *bytes, size_t len_bytes)
+int sheaf_write_at(
+        int fd, const void *bytes, size_t len_bytes, uint64_t offset_bytes)
+{
+        const char *at = bytes;
+        size_t done = 0;
+
+        while (done < len_bytes) {
+                ssize_t n = sheaf_again(pwrite(fd, at + done,
+                        SHEAF_MIN(len_bytes - done, SHEAF_GIB),
+                        (off_t)(offset_bytes + done)));
+
+                if (n <= 0)
+                        return n ? -errno : -EIO;
+                done += (size_t)n;
+        }
+        return 0;
+}
+
+int sheaf_read_at(int fd, void *bytes, size_t len_bytes, uint64_t offset_bytes)
 {
         char *at = bytes;
         size_t done = 0;
 
         while (done < len_bytes) {
                 ssize_t n = sheaf_again(pread(fd, at + done,
-                        SHEAF_MIN(len_bytes - done, SHEAF_GIB), (off_t)done));
+                        SHEAF_MIN(len_bytes - done, SHEAF_GIB),
+                        (off_t)(offset_bytes + done)));
 
                 if (n <= 0)
                         return n ? -errno : -ENODATA;

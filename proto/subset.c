@@ -144,15 +144,5 @@ int sheaf_sealed_read(int fd, void *ret_bytes, size_t len)
         if (seals < 0 || !(seals & F_SEAL_SHRINK) || !(seals & F_SEAL_WRITE) ||
                 fstat(fd, &st) || (uint64_t)st.st_size != len)
                 return -EINVAL;
-        for (size_t done = 0; done < len;) {
-                ssize_t n = pread(
-                        fd, (char *)ret_bytes + done, len - done, (off_t)done);
-
-                if (n < 0 && errno == EINTR)
-                        continue;
-                if (n <= 0)
-                        return n ? -errno : -EIO;
-                done += (size_t)n;
-        }
-        return 0;
+        return sheaf_read_at(fd, ret_bytes, len, 0);
 }

@@ -11,6 +11,7 @@
 #include "daemon/jobs/internal.h"
 
 #include "daemon/clock.h"
+#include "proto/io.h"
 
 #include <dirent.h>
 #include <fcntl.h>
@@ -91,7 +92,7 @@ void sheaf_kept_write_about(const struct sheaf_live_job *job)
         fd = sheaf_again(openat(dir, SHEAF_KEPT_ABOUT_NEW,
                 O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600));
         /* Without it the job is not listed, no more. */
-        if (fd >= 0 && sheaf_again(write(fd, bytes, len)) == (ssize_t)len)
+        if (fd >= 0 && !sheaf_write_all(fd, bytes, len))
                 (void)renameat(
                         dir, SHEAF_KEPT_ABOUT_NEW, dir, SHEAF_KEPT_ABOUT);
 }

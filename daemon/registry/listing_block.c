@@ -51,7 +51,7 @@ static int copy_in(int fd, struct sheaf_listing_block *block)
                 block->map = NULL;
                 return -errno;
         }
-        rc = sheaf_read_all(fd, block->map, block->len_bytes);
+        rc = sheaf_read_at(fd, block->map, block->len_bytes, 0);
         if (rc == -ENODATA)
                 rc = -EBADMSG;
         return rc;

@@ -84,7 +84,7 @@ static int open_array(struct sheaf_version *version, int dir_fd,
         if (rc)
                 return rc;
         version->cut += array->cut;
-        rc = sheaf_guard_range(array->map, array->bytes, ret_range);
+        rc = sheaf_guard_range(array->map, array->bytes, array->fd, ret_range);
         if (rc) {
                 munmap(array->map, array->bytes);
                 sheaf_close_p(&array->fd);
@@ -149,21 +149,21 @@ static void write_anew(const struct sheaf_version *version, const char *name,
         char hex[33], path[64], fresh[72];
         sheaf_autofd int fd = -1;
         size_t done = 0;
-        ssize_t n = 1;
 
         sheaf_version_hex(version->uuid, hex);
         snprintf(path, sizeof(path), "versions/%s/%s", hex, name);
         snprintf(fresh, sizeof(fresh), "%s.new", path);
         fd = sheaf_again(openat(version->store->dir_fd, fresh,
                 O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600));
-        while (fd >= 0 && n > 0 && done < len_bytes) {
+        while (fd >= 0 && done < len_bytes) {
                 static char page[64 << 10];
                 size_t part = SHEAF_MIN(len_bytes - done, sizeof(page));
 
                 /* The copy may meet a lost page; a call would not like it. */
                 memcpy(page, (const char *)bytes + done, part);
-                n = sheaf_again(pwrite(fd, page, part, (off_t)done));
-                done += n > 0 ? (size_t)n : 0;
+                if (sheaf_write_at(fd, page, part, done))
+                        break;
+                done += part;
         }
         if (done == len_bytes && !sheaf_again(fsync(fd)) &&
                 !renameat(version->store->dir_fd, fresh, version->store->dir_fd,

@@ -43,15 +43,16 @@ static int check_work(struct sheaf_disk_io *io)
                 return -errno;
         for (uint32_t i = 0; i < check->count; i++) {
                 const struct sheaf_disk_entry *entry = &check->entries[i];
-                off_t at = (off_t)(entry->offset_bytes +
-                                   sizeof(struct sheaf_disk_record));
-                ssize_t n = sheaf_again(pread(fd, bytes, entry->raw_bytes, at));
+                uint64_t at =
+                        entry->offset_bytes + sizeof(struct sheaf_disk_record);
                 struct sheaf_digest digest;
+                int rc = sheaf_read_at(fd, bytes, entry->raw_bytes, at);
 
-                if (n < 0)
-                        return -errno;
-                sheaf_digest_of(bytes, (size_t)n, &digest);
-                check->wrong[i] = !sheaf_digest_equal(&digest, &entry->digest);
+                if (rc && rc != -ENODATA)
+                        return rc;
+                sheaf_digest_of(bytes, entry->raw_bytes, &digest);
+                check->wrong[i] =
+                        rc || !sheaf_digest_equal(&digest, &entry->digest);
         }
         posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
         return 0;

@@ -5,7 +5,9 @@
  *    call; any other fault meets the action that was there before
  *  2 nothing of ours runs between the two ends of the jump but what the
  *    guarded call does: it holds no lock and owns no memory
- *  3 entries of ranges are never freed, so that a handler may walk them at any
+ *  3 a page that can be read is not lost: an interrupted call that was to
+ *    bring it is made again
+ *  4 entries of ranges are never freed, so that a handler may walk them at any
  *    time; one that is free has no length */
 #include "daemon/store/guard.h"
 
@@ -23,36 +25,64 @@ static struct sigaction before[SHEAF_ARRAY_LEN(signals)];
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static int setup_rc;
 
+/* How often in a row a page may be read well and yet not be there. */
+#define READS_MAX 8
+
 struct sheaf_guard_range {
         _Atomic uintptr_t start, end;
+        atomic_int fd;
         atomic_uint lost;
+        _Atomic uintptr_t read_page; /* last read by the handler, */
+        atomic_uint reads;           /* and how often in a row */
         struct sheaf_guard_range *next;
 };
 
 static _Atomic(struct sheaf_guard_range *) ranges;
 static uintptr_t page_bytes;
 
+/* Signal handler. True: what a fault did not bring a read has brought, and the
+ * access may be tried again. */
+static bool was_read(struct sheaf_guard_range *range, uintptr_t page)
+{
+        off_t at = (off_t)(page - atomic_load(&range->start));
+        int fd = atomic_load(&range->fd);
+        char byte;
+
+        if (fd < 0)
+                return false;
+        if (atomic_exchange(&range->read_page, page) != page)
+                atomic_store(&range->reads, 0);
+        return atomic_fetch_add(&range->reads, 1) < READS_MAX &&
+               sheaf_again(pread(fd, &byte, 1, at)) == 1;
+}
+
 /* Signal handler. A call of the kernel's, not the library's: nothing but it is
  * safe here. */
+static bool replace(struct sheaf_guard_range *range, uintptr_t page)
+{
+        if (syscall(SYS_mmap, page, page_bytes, PROT_READ | PROT_WRITE,
+                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == -1)
+                return false;
+        atomic_fetch_add(&range->lost, 1);
+        return true;
+}
+
+/* Signal handler. */
 static bool repair(uintptr_t at)
 {
         struct sheaf_guard_range *range = atomic_load(&ranges);
+        uintptr_t page = at & ~(page_bytes - 1);
         int saved_errno = errno;
-        long rc;
+        bool done;
 
         while (range && (at < atomic_load(&range->start) ||
                                 at >= atomic_load(&range->end)))
                 range = range->next;
         if (!range)
                 return false;
-        rc = syscall(SYS_mmap, at & ~(page_bytes - 1), page_bytes,
-                PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED,
-                -1, 0);
+        done = was_read(range, page) || replace(range, page);
         errno = saved_errno;
-        if (rc == -1)
-                return false;
-        atomic_fetch_add(&range->lost, 1);
-        return true;
+        return done;
 }
 
 static void on_fault(int signal_number, siginfo_t *info, void *context)
@@ -128,7 +158,7 @@ static struct sheaf_guard_range *unused(void)
 }
 
 int sheaf_guard_range(
-        void *start, size_t bytes, struct sheaf_guard_range **ret_range)
+        void *start, size_t bytes, int fd, struct sheaf_guard_range **ret_range)
 {
         struct sheaf_guard_range *range;
         int rc = sheaf_guard_setup();
@@ -144,6 +174,8 @@ int sheaf_guard_range(
                 atomic_store(&ranges, range);
         }
         atomic_store(&range->lost, 0);
+        atomic_store(&range->read_page, 0);
+        atomic_store(&range->fd, fd);
         atomic_store(&range->start, (uintptr_t)start);
         atomic_store(&range->end, (uintptr_t)start + bytes);
         *ret_range = range;

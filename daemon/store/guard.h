@@ -33,10 +33,11 @@ sigjmp_buf *sheaf_guard_begin(void);
 void sheaf_guard_end(void);
 
 struct sheaf_guard_range;
-/* From here on faults in the map [@start, @start + @bytes) are repaired.
- * -ENOMEM. */
-SHEAF_MUST_CHECK int sheaf_guard_range(
-        void *start, size_t bytes, struct sheaf_guard_range **ret_range);
+/* From here on faults in the map [@start, @start + @bytes) are repaired. @fd:
+ * of the file that is mapped there from its start, open until _end; or -1: it
+ * is not asked once more for a page that a fault did not bring. -ENOMEM. */
+SHEAF_MUST_CHECK int sheaf_guard_range(void *start, size_t bytes, int fd,
+        struct sheaf_guard_range **ret_range);
 /* Before the map goes. NULL is fine. */
 void sheaf_guard_range_end(struct sheaf_guard_range *range);
 /* Pages that were replaced until now; any thread. */

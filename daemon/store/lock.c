@@ -12,6 +12,7 @@
 #include "daemon/store/lock.h"
 
 #include "daemon/log.h"
+#include "proto/io.h"
 
 #include <fcntl.h>
 #include <limits.h>
@@ -72,7 +73,7 @@ static void read_holder(int dir_fd, char *ret_text, size_t cap_bytes)
 {
         sheaf_autofd int fd = sheaf_again(openat(dir_fd, "lock",
                 O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
-        ssize_t n = fd < 0 ? 0 : read(fd, ret_text, cap_bytes - 1);
+        ssize_t n = fd < 0 ? 0 : sheaf_again(read(fd, ret_text, cap_bytes - 1));
 
         ret_text[n > 0 ? n : 0] = '\0';
 }
@@ -200,9 +201,12 @@ static void write_holder(int fd, const char *dir, const char *hint)
                 hint ? "\n" : "");
         if (n > 0 && (size_t)n < sizeof(text)) {
                 /* Only a hint: a full disk must not keep the daemon down. */
-                if (sheaf_again(ftruncate(fd, 0)) ||
-                        sheaf_again(pwrite(fd, text, (size_t)n, 0)) < 0)
-                        sheaf_log_rc(-errno, SHEAF_LOG_WARN, "cache_lock_text",
+                int rc = sheaf_again(ftruncate(fd, 0)) ? -errno : 0;
+
+                if (!rc)
+                        rc = sheaf_write_at(fd, text, (size_t)n, 0);
+                if (rc)
+                        sheaf_log_rc(rc, SHEAF_LOG_WARN, "cache_lock_text",
                                 "dir=\"%s\"", dir);
         }
 }

@@ -6,6 +6,8 @@
  *    its contents unreadable, which costs refetches and nothing else */
 #include "daemon/store/mac.h"
 
+#include "proto/io.h"
+
 #include <fcntl.h>
 #include <openssl/core_names.h>
 #include <openssl/evp.h>
@@ -89,8 +91,7 @@ int sheaf_mac_key(int dir_fd, uint8_t ret_key[SHEAF_MAC_KEY_BYTES])
                 openat(dir_fd, "key", O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
 
         if (fd >= 0) {
-                if (sheaf_again(read(fd, key, sizeof(key))) !=
-                        (ssize_t)sizeof(key))
+                if (sheaf_read_at(fd, key, sizeof(key), 0))
                         return -EBADMSG;
                 memcpy(ret_key, key, sizeof(key));
                 return 0;
@@ -103,7 +104,7 @@ int sheaf_mac_key(int dir_fd, uint8_t ret_key[SHEAF_MAC_KEY_BYTES])
                 O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600));
         if (fd < 0)
                 return -errno;
-        if (sheaf_again(write(fd, key, sizeof(key))) != (ssize_t)sizeof(key))
+        if (sheaf_write_all(fd, key, sizeof(key)))
                 return -ENOSPC;
         if (sheaf_again(fdatasync(fd)) ||
                 renameat(dir_fd, "key.tmp", dir_fd, "key") ||

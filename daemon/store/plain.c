@@ -159,8 +159,7 @@ static int write_header(struct sheaf_store *store, struct sheaf_plain *plain)
         if (rc)
                 return rc;
         sheaf_plain_header(store, plain, &header);
-        if (sheaf_again(pwrite(plain->map.fd, &header, sizeof(header), 0)) !=
-                (ssize_t)sizeof(header))
+        if (sheaf_write_at(plain->map.fd, &header, sizeof(header), 0))
                 rc = -EIO;
         sheaf_file_leave(store, &plain->map);
         return rc;
@@ -276,8 +275,7 @@ static void account(struct sheaf_store *store, struct sheaf_plain *plain)
 static int note_chunk(struct sheaf_store *store, struct sheaf_plain *plain,
         uint64_t index, const struct sheaf_digest *digest)
 {
-        off_t at = (off_t)(sizeof(struct sheaf_disk_map) +
-                           index * sizeof(*digest));
+        uint64_t at = sizeof(struct sheaf_disk_map) + index * sizeof(*digest);
         char name[48];
         int rc;
 
@@ -285,8 +283,7 @@ static int note_chunk(struct sheaf_store *store, struct sheaf_plain *plain,
         rc = sheaf_file_enter(store, &plain->map, name, false);
         if (rc)
                 return rc;
-        if (sheaf_again(pwrite(plain->map.fd, digest, sizeof(*digest), at)) !=
-                (ssize_t)sizeof(*digest))
+        if (sheaf_write_at(plain->map.fd, digest, sizeof(*digest), at))
                 rc = -EIO;
         sheaf_file_leave(store, &plain->map);
         return rc;
@@ -486,7 +483,6 @@ int sheaf_plain_load(struct sheaf_store *store, uint64_t node)
         struct stat st, map;
         char name[48], map_name[48];
         sheaf_autofd int fd = -1;
-        ssize_t bytes;
 
         sheaf_plain_name(node, "", name);
         sheaf_plain_name(node, ".map", map_name);
@@ -495,8 +491,7 @@ int sheaf_plain_load(struct sheaf_store *store, uint64_t node)
         if (fd < 0 || fstat(fd, &map) ||
                 fstatat(store->dir_fd, name, &st, AT_SYMLINK_NOFOLLOW))
                 return -errno;
-        if (sheaf_again(pread(fd, &header, sizeof(header), 0)) !=
-                        (ssize_t)sizeof(header) ||
+        if (sheaf_read_at(fd, &header, sizeof(header), 0) ||
                 header.magic != SHEAF_DISK_MAP_MAGIC ||
                 header.layout != SHEAF_DISK_LAYOUT || header.node != node ||
                 !sheaf_mac_good(store->mac, &header, sizeof(header)) ||
@@ -508,9 +503,9 @@ int sheaf_plain_load(struct sheaf_store *store, uint64_t node)
         plain = plain_new(node, header.size_bytes);
         if (!plain)
                 return -ENOMEM;
-        bytes = (ssize_t)(plain->chunk_count * sizeof(struct sheaf_digest));
-        if (sheaf_again(pread(fd, plain->digests, (size_t)bytes,
-                    sizeof(header))) != bytes) {
+        if (sheaf_read_at(fd, plain->digests,
+                    plain->chunk_count * sizeof(*plain->digests),
+                    sizeof(header))) {
                 plain_free(store, plain);
                 return -EBADMSG;
         }

@@ -88,24 +88,16 @@ static int hash_all(struct check *check)
                 return -ENOMEM;
         for (uint64_t i = 0; i < plain->chunk_count; i++) {
                 uint32_t len = sheaf_chunk_len(plain->size_bytes, i);
-                off_t at = (off_t)(i * SHEAF_CHUNK_BYTES_MAX);
+                uint64_t at = i * SHEAF_CHUNK_BYTES_MAX;
                 struct sheaf_digest digest;
-                uint32_t got = 0;
+                int rc = sheaf_read_at(check->fd, bytes, len, at);
 
-                while (got < len) {
-                        ssize_t n = sheaf_again(pread(
-                                check->fd, bytes + got, len - got, at + got));
-
-                        if (n < 0)
-                                return -errno;
-                        if (n == 0)
-                                break;
-                        got += (uint32_t)n;
-                }
-                sheaf_digest_of(bytes, got, &digest);
+                if (rc && rc != -ENODATA)
+                        return rc;
+                sheaf_digest_of(bytes, len, &digest);
                 check->wrong[i] =
-                        !sheaf_digest_equal(&digest, &check->digests[i]);
-                posix_fadvise(check->fd, at, len, POSIX_FADV_DONTNEED);
+                        rc || !sheaf_digest_equal(&digest, &check->digests[i]);
+                posix_fadvise(check->fd, (off_t)at, len, POSIX_FADV_DONTNEED);
         }
         return 0;
 }
@@ -199,8 +191,7 @@ static void check_done(struct sheaf_disk_io *io, int rc)
                 plain->marked = true;
                 sheaf_plain_header(store, plain, &header);
                 plain->marked = false;
-                if (sheaf_again(pwrite(plain->map.fd, &header, sizeof(header),
-                            0)) != (ssize_t)sizeof(header)) {
+                if (sheaf_write_at(plain->map.fd, &header, sizeof(header), 0)) {
                         check_end(check);
                         return;
                 }

@@ -24,6 +24,7 @@
 #include "daemon/store/lock.h"
 #include "daemon/store/mac.h"
 #include "daemon/store/store.h"
+#include "proto/io.h"
 
 #define SHEAF_SEGMENT_NUMBER_MAX  (UINT32_C(1) << 22)
 #define SHEAF_PENDING_BATCH       (UINT64_C(256) << 10)

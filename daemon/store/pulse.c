@@ -42,10 +42,9 @@ static int beat(struct sheaf_disk_io *io)
         fd = sheaf_again(openat(pulse->store->dir_fd, "pulse",
                 O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
 
-        if (pulse->writes && (fd < 0 ||
-                                     sheaf_again(pwrite(fd, page, sizeof(page),
-                                             0)) != (ssize_t)sizeof(page) ||
-                                     sheaf_again(fdatasync(fd))))
+        if (pulse->writes &&
+                (fd < 0 || sheaf_write_at(fd, page, sizeof(page), 0) ||
+                        sheaf_again(fdatasync(fd))))
                 rc = -EIO;
         sheaf_close_p(&fd);
         unlinkat(pulse->store->dir_fd, "pulse", 0);

@@ -119,12 +119,10 @@ static int read_summary(
         struct sheaf_disk_footer footer;
         uint8_t right[SHEAF_DISK_MAC_BYTES];
         sheaf_autofree struct sheaf_disk_entry *entries = NULL;
-        off_t at = (off_t)(store->segment_bytes - sizeof(footer));
-        uint64_t summary;
+        uint64_t at = store->segment_bytes - sizeof(footer), summary;
         size_t len;
 
-        if (sheaf_again(pread(fd, &footer, sizeof(footer), at)) !=
-                (ssize_t)sizeof(footer))
+        if (sheaf_read_at(fd, &footer, sizeof(footer), at))
                 return -EIO;
         if (footer.magic != SHEAF_DISK_FOOTER_MAGIC ||
                 footer.layout != SHEAF_DISK_LAYOUT ||
@@ -142,8 +140,7 @@ static int read_summary(
         entries = malloc(len + 1);
         if (!entries)
                 return -ENOMEM;
-        if (sheaf_again(pread(fd, entries, len, at - (off_t)len)) !=
-                (ssize_t)len)
+        if (sheaf_read_at(fd, entries, len, at - len))
                 return -EIO;
         sheaf_mac_of(store->mac, entries, len, right);
         if (memcmp(right, footer.entries_mac, sizeof(right)))
@@ -187,8 +184,7 @@ static bool header_at(struct sheaf_store *store, struct sheaf_segment *segment,
         int fd, uint64_t at, struct sheaf_disk_record *ret_record)
 {
         return at + sizeof(*ret_record) <= store->segment_bytes &&
-               sheaf_again(pread(fd, ret_record, sizeof(*ret_record),
-                       (off_t)at)) == (ssize_t)sizeof(*ret_record) &&
+               !sheaf_read_at(fd, ret_record, sizeof(*ret_record), at) &&
                !sheaf_record_check(store->mac, ret_record, segment->number,
                        segment->generation, at);
 }
@@ -307,8 +303,7 @@ static int open_segment(struct sheaf_store *store, const struct known *known,
         int rc = 0;
 
         if (fd < 0 || fstat(fd, &st) || !S_ISREG(st.st_mode) ||
-                sheaf_again(pread(fd, &header, sizeof(header), 0)) !=
-                        (ssize_t)sizeof(header))
+                sheaf_read_at(fd, &header, sizeof(header), 0))
                 return 0;
         if (header.magic != SHEAF_DISK_SEGMENT_MAGIC ||
                 header.layout != SHEAF_DISK_LAYOUT || header.number != number ||

@@ -91,8 +91,7 @@ static int make_work(struct sheaf_disk_io *io)
         if (rc < 0)
                 return rc;
         rc = making->trim ? 0 : take_ends(making, fd);
-        if (!rc && sheaf_again(pwrite(fd, making->page, sizeof(making->page),
-                           0)) != (ssize_t)sizeof(making->page))
+        if (!rc && sheaf_write_at(fd, making->page, sizeof(making->page), 0))
                 rc = -EIO;
         if (!rc && sheaf_again(fsync(fd)))
                 rc = -errno;

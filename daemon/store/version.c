@@ -441,7 +441,7 @@ static void drop_plains(struct sheaf_store *store, void *map, size_t bytes)
         struct sheaf_listing listing;
 
         /* Zeros in place of what the disk does not give name no file. */
-        if (!sheaf_guard_range(map, bytes, &range) &&
+        if (!sheaf_guard_range(map, bytes, -1, &range) &&
                 !sheaf_listing_open(map, bytes, true, &listing)) {
                 for (uint32_t i = 0; i < listing.file_count; i++) {
                         const struct sheaf_listing_entry *e =

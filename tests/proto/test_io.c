@@ -120,11 +120,14 @@ Test(io, the_first_bytes_or_none)
 
         cr_assert_geq(fd, 0);
         cr_assert_eq(sheaf_write_all(fd, "abcdef", 6), 0);
-        cr_assert_eq(sheaf_read_all(fd, bytes, 4), 0);
+        cr_assert_eq(sheaf_read_at(fd, bytes, 4, 0), 0);
         cr_assert_eq(memcmp(bytes, "abcd\0\0\0\0", 8), 0);
-        cr_assert_eq(sheaf_read_all(fd, bytes, 6), 0);
-        cr_assert_eq(sheaf_read_all(fd, bytes, 7), -ENODATA);
-        cr_assert_eq(sheaf_read_all(fd, bytes, 0), 0);
+        cr_assert_eq(sheaf_read_at(fd, bytes, 6, 0), 0);
+        cr_assert_eq(sheaf_read_at(fd, bytes, 7, 0), -ENODATA);
+        cr_assert_eq(sheaf_read_at(fd, bytes, 3, 3), 0);
+        cr_assert_eq(memcmp(bytes, "def", 3), 0);
+        cr_assert_eq(sheaf_read_at(fd, bytes, 3, 4), -ENODATA);
+        cr_assert_eq(sheaf_read_at(fd, bytes, 0, 0), 0);
         close(fd);
-        cr_assert_eq(sheaf_read_all(-1, bytes, 1), -EBADF);
+        cr_assert_eq(sheaf_read_at(-1, bytes, 1, 0), -EBADF);
 }
