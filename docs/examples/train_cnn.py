@@ -61,7 +61,8 @@ def prepare(source: Path, out: Path, held: float = 0.2, most: int = 0) -> None:
             target = out / part / folder.name / name
             target.parent.mkdir(parents=True, exist_ok=True)
             try:
-                os.link(path, target)
+                # not a link's own, which may lead nowhere from there
+                os.link(path.resolve(), target)
             except OSError:
                 shutil.copyfile(path, target)
 
