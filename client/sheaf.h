@@ -222,9 +222,11 @@ SHEAF_API uint32_t sheaf_job_ahead(const struct sheaf_job *job);
  * ordinals of files of the version; what is not in the cache is fetched from
  * now on. @rate: samples a second of this job when it never waits for data, as
  * measured; 0: not known. With pacing it may wait a little. -ERANGE: no such
- * slot; -ESTALE: the epoch is over and its journal is gone; -EBADMSG: its
- * journal is damaged; -ENODATA: replay, and a slot was never bound;
- * -ETIMEDOUT. On failure some may be bound, and stay so. */
+ * slot; -EINVAL: other processes of the job are in this epoch on another
+ * version of the dataset (of subsets a warning tells it); -ESTALE: the epoch
+ * is over and its journal is gone; -EBADMSG: its journal is damaged; -ENODATA:
+ * replay, and a slot was never bound; -ETIMEDOUT. On failure some may be bound,
+ * and stay so. */
 SHEAF_API int sheaf_job_bind(struct sheaf_job *job, uint64_t epoch,
         const uint32_t *slots, size_t n, double rate, uint64_t *ret_ordinals);
 

@@ -5,7 +5,9 @@
  *    is then above each of its slots
  *  2 an epoch that may have a journal is read from there before it is bound:
  *    a run is begun only where none was
- *  3 a run that a client remembers takes the place of one that differs only
+ *  3 an epoch of a job begins on one version of a dataset, while clients of
+ *    the job have another one open
+ *  4 a run that a client remembers takes the place of one that differs only
  *    while nobody bound a slot of that one since it was begun or read
  *
  * Threads: loop thread. */
@@ -344,6 +346,57 @@ static bool survey_first(struct sheaf_live_job *job, uint64_t epoch)
         return true;
 }
 
+/* ---- two versions ---- */
+
+/* Whether the same job is in @epoch on another version of the dataset, which
+ * clients of it have open: an update came between the processes of a run. A
+ * mount that follows an update does it between epochs. */
+static bool elsewhere(const struct sheaf_live_job *job, uint64_t epoch)
+{
+        const struct sheaf_reg_version *here = job->cohort->version;
+        bool part = sheaf_digest_known(&job->subset_name);
+        const struct sheaf_jobs_cohort *cohort;
+        const struct sheaf_live_job *other;
+
+        LIST_FOREACH (cohort, &job->jobs->cohorts, link) {
+                if (cohort->version == here ||
+                        cohort->version->dataset != here->dataset ||
+                        sheaf_digest_known(&cohort->subset_name) != part)
+                        continue;
+                LIST_FOREACH (other, &cohort->live, link)
+                        if (other->job &&
+                                sheaf_job_owned(&other->owner, &job->owner) &&
+                                !strcmp(other->name, job->name) &&
+                                sheaf_run_find(other->job, epoch))
+                                return true;
+        }
+        return false;
+}
+
+/* Each of two such jobs would go through all samples of its version, and each
+ * of their processes through a part of those. Of subsets nobody can tell
+ * whether they are meant to be one. */
+static int one_version(struct sheaf_live_job *job, struct sheaf_bind *bind,
+        const char **ret_why)
+{
+        if (!elsewhere(job, bind->epoch))
+                return 0;
+        if (!sheaf_digest_known(&job->subset_name)) {
+                *ret_why = "other processes of this job have another version "
+                           "of the dataset open, which was updated between; "
+                           "start all of them again, or give this one another "
+                           "job's name";
+                return -EINVAL;
+        }
+        snprintf(bind->warning, sizeof(bind->warning),
+                "job '%.64s', epoch %llu: its processes have different "
+                "versions of the dataset open, which was updated between: if "
+                "they are one run, start all of them again, else give each "
+                "another job's name",
+                job->name, (unsigned long long)bind->epoch);
+        return 0;
+}
+
 /* ---- one after the other ---- */
 
 static bool lossy(const struct sheaf_live_job *job, uint64_t epoch)
@@ -357,6 +410,7 @@ static int do_one(struct sheaf_live_job *job, struct sheaf_bind *bind,
         const char **ret_why)
 {
         struct sheaf_run *run;
+        int rc;
 
         bind->samples = job->identity.samples;
         bind->ahead = job->config.ahead;
@@ -387,9 +441,12 @@ static int do_one(struct sheaf_live_job *job, struct sheaf_bind *bind,
         }
         switch (bind->mode) {
         case SHEAF_BIND:
-                if (!run && survey_first(job, bind->epoch))
+                if (run)
+                        return bind_now(job, bind, ret_why);
+                if (survey_first(job, bind->epoch))
                         return 1;
-                return bind_now(job, bind, ret_why);
+                rc = one_version(job, bind, ret_why);
+                return rc ? rc : bind_now(job, bind, ret_why);
         case SHEAF_BIND_LOOK:
         case SHEAF_BIND_REPLAY:
                 look(job, bind, run);

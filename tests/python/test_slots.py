@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import errno
+import gc
 import multiprocessing
 import os
 import subprocess
@@ -11,7 +13,7 @@ from typing import Any
 
 import pytest
 import sheaf
-from conftest import N
+from conftest import N, Node, content
 from sheaf import slots
 from torch.utils.data import ConcatDataset, StackDataset, Subset, random_split
 
@@ -188,3 +190,34 @@ base = sheaf.slots.base(0)
 for first in range(0, {}, 16):
     ds.__getitems__([base + first + i for i in range(16)])
 """
+
+
+def test_processes_of_two_versions(node: Node) -> None:
+    """An update between the processes of a run would make it two runs, each
+    of which reads a part of the samples."""
+    files = {f"f{i:02}": content(i) for i in range(40)}
+    node.add("moving", files)
+    old = sheaf.Dataset("moving", job="moving")
+    halves = old.subset(range(20))
+    begun = ids(old, 0, 0, 9)
+    halves[slots.base(0)]
+    (node.origin / "moving" / "g").write_bytes(b"one more")
+    node.sheaf("update", "moving")
+    new = sheaf.Dataset("moving", job="moving")
+    assert (len(old), len(new)) == (40, 41)
+    with pytest.raises(OSError, match="another version.*job's name") as caught:
+        new[slots.base(0)]
+    assert caught.value.errno == errno.EINVAL
+    with pytest.warns(RuntimeWarning, match="different versions"):
+        new.subset(range(20))[slots.base(0)]
+    # whoever is first has the epoch; the other goes on in those it began
+    assert sorted(ids(new, 1, 0, 41)) == list(range(41))
+    with pytest.raises(OSError, match="another version"):
+        old[slots.base(1)]
+    assert ids(old, 0, 0, 9) == begun
+    assert sorted(ids(old, 0, 0, 40)) == list(range(40))
+    other = sheaf.Dataset("moving", job="another")
+    assert sorted(ids(other, 0, 0, 41)) == list(range(41))
+    del old, halves
+    gc.collect()
+    assert sorted(ids(new, 0, 0, 41)) == list(range(41))
