@@ -4,8 +4,12 @@
  *  1 before the fork the daemon is told to keep what is held (ForkNote): it
  *    stays until parent and child let go, the child by ending, which hangs up
  *    the pipe whose write end it inherits
- *  2 every lock is held over the fork, so the child finds consistent state
- *  3 the child uses no slot, socket or meter of its parent; views that it
+ *  2 the pipe is made before anything can be pinned: a process whose
+ *    descriptors run out can tell nobody then. A child for which the daemon
+ *    keeps nothing loses sight of what it inherited, and is told so: better
+ *    it ends than reads what is another's by now
+ *  3 every lock is held over the fork, so the child finds consistent state
+ *  4 the child uses no slot, socket or meter of its parent; views that it
  *    inherited stay readable, and releasing them touches nothing shared
  *
  * A view that another thread makes while fork() runs belongs to the parent
@@ -23,7 +27,20 @@ static pthread_mutex_t list_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct sheaf_session *list;
 static bool installed;
 
-static bool holds_pins(struct sheaf_session *session)
+int sheaf_atfork_reserve(struct sheaf_session *session)
+{
+        if (session->fork_pipe[0] >= 0)
+                return 0;
+        return pipe2(session->fork_pipe, O_CLOEXEC) ? -errno : 0;
+}
+
+void sheaf_atfork_release(struct sheaf_session *session)
+{
+        sheaf_close_p(&session->fork_pipe[0]);
+        sheaf_close_p(&session->fork_pipe[1]);
+}
+
+static bool must_tell(struct sheaf_session *session, uint64_t *ret_connection)
 {
         bool holds = false;
 
@@ -31,8 +48,24 @@ static bool holds_pins(struct sheaf_session *session)
         for (struct sheaf_attach *a = session->attaches; a; a = a->next)
                 holds |= a->live && sheaf_attach_pins(a);
         holds &= session->state == SHEAF_LINK_READY;
+        session->fork = !holds                          ? SHEAF_FORK_NOT_TOLD
+                        : sheaf_atfork_reserve(session) ? SHEAF_FORK_REFUSED
+                                                        : SHEAF_FORK_TOLD;
+        *ret_connection = session->connection;
         pthread_mutex_unlock(&session->lock);
-        return holds;
+        return session->fork == SHEAF_FORK_TOLD;
+}
+
+/* A daemon that hangs does not recycle, and one that is gone took its arena
+ * out of use: not kept is only what one that is there refuses. */
+static void note_failed(
+        struct sheaf_session *session, int rc, uint64_t connection)
+{
+        pthread_mutex_lock(&session->lock);
+        if (rc != -ETIMEDOUT && session->connection == connection &&
+                session->state == SHEAF_LINK_READY)
+                session->fork = SHEAF_FORK_REFUSED;
+        pthread_mutex_unlock(&session->lock);
 }
 
 static void note(struct sheaf_session *session)
@@ -48,14 +81,17 @@ static void note(struct sheaf_session *session)
                 .once = true,
                 .deadline_ns = sheaf_now_ns() + FORK_NOTE_MS * SHEAF_NS_PER_MS,
         };
+        uint64_t connection;
+        int rc;
 
-        if (!holds_pins(session) || pipe2(session->fork_pipe, O_CLOEXEC))
+        if (!must_tell(session, &connection))
                 return;
         env.body_case = SHEAF__ENVELOPE__BODY_FORK_NOTE;
         env.fork_note = &body;
-        /* Without an answer the fork goes on: a daemon that hangs does not
-         * recycle, and one that is gone took its arena out of use. */
-        if (sheaf_session_call(session, &call, &reply) == 0)
+        rc = sheaf_session_call(session, &call, &reply);
+        if (rc)
+                note_failed(session, rc, connection);
+        else
                 sheaf_wire_msg_free(&reply);
 }
 
@@ -76,11 +112,25 @@ static void in_parent(void)
 {
         sheaf_pinners_unlock();
         for (struct sheaf_session *s = list; s; s = s->next) {
-                sheaf_close_p(&s->fork_pipe[0]);
-                sheaf_close_p(&s->fork_pipe[1]);
+                if (s->fork != SHEAF_FORK_NOT_TOLD) {
+                        sheaf_atfork_release(s);
+                        (void)!sheaf_atfork_reserve(s); /* else the next time */
+                }
                 pthread_mutex_unlock(&s->lock);
         }
         pthread_mutex_unlock(&list_lock);
+}
+
+static void lose_sight(struct sheaf_session *session)
+{
+        static const char text[] =
+                "sheaf: sheafd keeps nothing for this child of a fork: views "
+                "that it inherited cannot be read (are descriptors lacking, "
+                "or do too many children live on?)\n";
+
+        for (struct sheaf_attach *a = session->attaches; a; a = a->next)
+                sheaf_attach_hide(a);
+        (void)!write(STDERR_FILENO, text, sizeof(text) - 1);
 }
 
 static void renew(struct sheaf_session *session)
@@ -88,8 +138,11 @@ static void renew(struct sheaf_session *session)
         /* The socket stays open, unused: closing it is of no use while the
          * parent has it. The write end of the pipe says that we live. */
         session->sock = -1;
-        sheaf_close_p(&session->fork_pipe[0]);
-        session->fork_pipe[1] = -1;
+        if (session->fork == SHEAF_FORK_TOLD)
+                session->fork_pipe[1] = -1;
+        sheaf_atfork_release(session);
+        if (session->fork == SHEAF_FORK_REFUSED)
+                lose_sight(session);
         sheaf_close_p(&session->wake_fd);
         session->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
         /* Its waiters are threads that do not exist here. */

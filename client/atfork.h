@@ -8,6 +8,10 @@
 /* Puts the session on the list that forks go through; the handlers are
  * installed with the first one. 0; -ENOMEM. Any thread. */
 SHEAF_MUST_CHECK int sheaf_atfork_register(struct sheaf_session *session);
+/* Makes the pipe of the next fork, if there is none. -EMFILE, -ENFILE. Session
+ * locked. */
+SHEAF_MUST_CHECK int sheaf_atfork_reserve(struct sheaf_session *session);
+void sheaf_atfork_release(struct sheaf_session *session);
 void sheaf_atfork_unregister(struct sheaf_session *session);
 
 #endif

@@ -261,6 +261,12 @@ uint64_t sheaf_attach_pins(const struct sheaf_attach *attach)
         return pins;
 }
 
+void sheaf_attach_hide(struct sheaf_attach *attach)
+{
+        if (!attach->foreign && !attach->let_go)
+                mprotect(attach->base, range_bytes_of(attach), PROT_NONE);
+}
+
 void sheaf_attach_disown(struct sheaf_attach *attach, uint64_t pins)
 {
         /* Inherited twice, the first count still holds. */

@@ -86,6 +86,9 @@ int sheaf_pages_replace(void *at, size_t bytes, int prot);
 
 /* Slots in use now, transient ones included. */
 uint64_t sheaf_attach_pins(const struct sheaf_attach *attach);
+/* In the child of a fork, before _disown: whoever reads the arena's memory gets
+ * SIGSEGV from now on. */
+void sheaf_attach_hide(struct sheaf_attach *attach);
 /* In the child of a fork: the slots, @pins of them in use, are the
  * parent's. */
 void sheaf_attach_disown(struct sheaf_attach *attach, uint64_t pins);

@@ -14,6 +14,8 @@
  *    +---- backoff ----+---- hang-up ------+ */
 #include "client/session.h"
 
+#include "client/atfork.h"
+
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
@@ -155,12 +157,14 @@ static const char *connect_advice(int rc)
 /* Called and returns with the lock held; releases it meanwhile. */
 static void connect_now(struct sheaf_session *session)
 {
-        size_t place;
-        int rc, sock;
+        int rc = sheaf_atfork_reserve(session), sock = -1;
+        size_t place = session->place;
 
-        pthread_mutex_unlock(&session->lock);
-        sock = try_places(session, &place, &rc);
-        pthread_mutex_lock(&session->lock);
+        if (!rc) {
+                pthread_mutex_unlock(&session->lock);
+                sock = try_places(session, &place, &rc);
+                pthread_mutex_lock(&session->lock);
+        }
         session->place = place;
         if (rc == -EMFILE && sock < 0) {
                 note_shortage(session);

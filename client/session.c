@@ -139,6 +139,7 @@ void sheaf_session_free(struct sheaf_session *session)
                 sheaf_attach_free(attach);
         }
         sheaf_close_p(&session->wake_fd);
+        sheaf_atfork_release(session);
         pthread_cond_destroy(&session->changed);
         pthread_mutex_destroy(&session->lock);
         sheaf_socket_list_free(&session->places);

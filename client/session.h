@@ -33,6 +33,13 @@ enum sheaf_link_state {
         SHEAF_LINK_READY,
 };
 
+/* What the daemon knows of a fork that is going on. */
+enum sheaf_fork {
+        SHEAF_FORK_NOT_TOLD, /* nothing is held */
+        SHEAF_FORK_TOLD,     /* it keeps what is held, or hangs, or is gone */
+        SHEAF_FORK_REFUSED,  /* it keeps nothing */
+};
+
 enum sheaf_open_state {
         SHEAF_OPEN_WANTED = 0, /* to be asked for as soon as possible */
         SHEAF_OPEN_ASKED,
@@ -102,7 +109,10 @@ struct sheaf_dataset {
 struct sheaf_session {
         /* Guard: the list's lock (atfork.c). */
         struct sheaf_session *next;
-        int fork_pipe[2]; /* of a fork that is going on, else -1 */
+        enum sheaf_fork fork;
+
+        /* Guard: the session's lock. */
+        int fork_pipe[2]; /* of the next fork; -1: there is none yet */
 
         pthread_mutex_t lock;
         pthread_cond_t changed; /* link or a dataset changed state */

@@ -5,6 +5,7 @@
 #include <criterion/criterion.h>
 
 #include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <sys/wait.h>
 
@@ -96,6 +97,34 @@ Test(client_atfork, the_pipe_hangs_up_with_the_child_only)
         close(gate[1]);
         cr_assert_eq(status_of(child), 0);
         cr_assert(rig_reaches(&rig.knobs->forks_ended, 1));
+        rig_stop(&rig);
+}
+
+/* Nobody keeps what the child inherited: it ends rather than read what may be
+ * another's by then; the parent goes on. */
+Test(client_atfork, a_child_that_is_not_told_of_sees_nothing)
+{
+        struct rig rig;
+        struct sheaf_view held;
+        pid_t child;
+
+        rig_start(&rig, NULL);
+        cr_assert_eq(sheaf_view_file(rig.dataset, 0, &held), 0);
+        rig.knobs->fork_errno = EMFILE;
+        child = fork();
+        if (!child) {
+                signal(SIGSEGV, SIG_DFL);
+                _exit(!rig_bytes_right(&rig, 0, 0, &held));
+        }
+        cr_assert_eq(status_of(child), 128 + SIGSEGV);
+        cr_assert_eq(rig.knobs->fork_notes, 0);
+        rig.knobs->fork_errno = 0;
+        child = fork();
+        if (!child)
+                _exit(!rig_bytes_right(&rig, 0, 0, &held));
+        cr_assert_eq(status_of(child), 0);
+        cr_assert(rig_bytes_right(&rig, 0, 0, &held));
+        sheaf_view_release(&held);
         rig_stop(&rig);
 }
 

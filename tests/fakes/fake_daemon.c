@@ -526,6 +526,11 @@ static void on_message(
                 on_fetch(fake, conn, env->id, env->fetch);
                 break;
         case SHEAF__ENVELOPE__BODY_FORK_NOTE:
+                if (fake->knobs.fork_errno) {
+                        reply_error(conn, env->id, fake->knobs.fork_errno,
+                                "the fork cannot be tracked");
+                        break;
+                }
                 CHECK(msg->fd_count == 1 && fake->pipe_count < PIPES_MAX);
                 fake->pipes[fake->pipe_count++] = sheaf_wire_take_fd(msg, 0);
                 fake->knobs.fork_notes++;

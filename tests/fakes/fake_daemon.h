@@ -38,6 +38,7 @@ struct fake_knobs {
         _Atomic int64_t bad_entry; /* this entry fails with EIO; -1: none */
         _Atomic bool forget;       /* words are gone when Fetched arrives */
         _Atomic int open_errno;    /* OpenDataset fails with it */
+        _Atomic int fork_errno;    /* fork notes fail with it */
         _Atomic int layout;        /* in Welcome */
         _Atomic int drop;          /* extent to drop, then -1 */
 

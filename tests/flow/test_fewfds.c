@@ -364,6 +364,83 @@ Test(fewfds, signals_change_nothing)
         flow_stop();
 }
 
+#define CHURN       20
+#define CHURN_BYTES (UINT64_C(3) << 20)
+
+static void churn(struct client *c)
+{
+        char name[16];
+
+        for (uint32_t i = 0; i < 3 * CHURN; i++) {
+                uint32_t id = 1 + i % CHURN;
+
+                snprintf(name, sizeof(name), "c%02u", id);
+                if (flow_check_view(c->dataset, name, 500 + id, CHURN_BYTES))
+                        _exit(96);
+        }
+}
+
+/* Holds a view, may open nothing more, forks, lets go of the view, and makes
+ * the daemon use the whole arena again: 0, if the child's view stays right. */
+static void fork_and_let_go(void)
+{
+        struct client c = { 0 };
+        struct sheaf_view view;
+        uint64_t ordinal;
+        char command[256], byte = 0;
+        int go[2], next;
+        pid_t child;
+
+        if (call_open(&c) || sheaf_dataset_lookup(c.dataset, "c00", &ordinal) ||
+                sheaf_view_file(c.dataset, ordinal, &view) || pipe(go))
+                _exit(90);
+        next = dup(0);
+        close(next);
+        allow((rlim_t)next);
+        /* What the first fork used is there for the next. */
+        child = fork();
+        if (!child)
+                _exit(0);
+        if (flow_wait(child, 20))
+                _exit(93);
+        child = fork();
+        if (!child) {
+                close(go[1]);
+                if (read(go[0], &byte, 1) != 1)
+                        _exit(91);
+                _exit(!flow_stamp_check(
+                        view.pieces[0].iov_base, 500, 0, CHURN_BYTES));
+        }
+        allow(PLENTY);
+        sheaf_view_release(&view);
+        snprintf(command, sizeof(command),
+                "sheaf --socket %s warmup --evict --memory data --quiet",
+                flow.socket);
+        if (system(command))
+                _exit(94);
+        churn(&c);
+        if (write(go[1], &byte, 1) != 1)
+                _exit(92);
+        _exit(flow_wait(child, 20));
+}
+
+Test(fewfds, views_of_a_child_stay)
+{
+        pid_t pid;
+        int rc;
+
+        flow.memory = "32MiB";
+        for (uint32_t i = 0; i <= CHURN; i++)
+                flow_file(500 + i, CHURN_BYTES, "c%02u", i);
+        begin();
+        pid = flow_fork(0, 0);
+        if (!pid)
+                fork_and_let_go();
+        rc = flow_join(pid, DEADLINE);
+        cr_assert_eq(rc, 0, "%d", rc);
+        flow_stop();
+}
+
 /* The daemon goes and comes while nothing can be opened. 3 is its pipe. */
 static void wait_and_call(unsigned int limit, int say_fd)
 {
