@@ -20,6 +20,7 @@
  * intervals without a bind a mate holds nobody back. */
 #define PACE_GAIN       .3
 #define PACE_SILENT     3
+#define FLOW_SILENT_NS  (10 * SHEAF_NS_PER_SEC)
 #define INTERVAL_WEIGHT .001
 
 int sheaf_cohort_new(const struct sheaf_cohort_config *config,
@@ -50,21 +51,6 @@ void sheaf_cohort_set_supply(
 {
         cohort->origin_rate = origin_rate;
         cohort->cached = cached;
-}
-
-uint32_t sheaf_cohort_gap(const struct sheaf_cohort *cohort)
-{
-        uint32_t gap = 0;
-
-        for (struct sheaf_job *a = cohort->jobs; a; a = a->next)
-                for (struct sheaf_job *b = a->next; b; b = b->next)
-                        if (a->runs && b->runs &&
-                                a->runs->family == b->runs->family)
-                                gap = SHEAF_MAX(gap,
-                                        (uint32_t)labs(
-                                                (long)a->runs->bound_count -
-                                                (long)b->runs->bound_count));
-        return gap;
 }
 
 int sheaf_job_new(struct sheaf_cohort *cohort,
@@ -195,6 +181,48 @@ static bool silent(const struct sheaf_job *job, int64_t now_ns)
 {
         return (double)(now_ns - job->last_ns) >
                PACE_SILENT * job->interval_ns * SHEAF_MAX(job->burst, 1);
+}
+
+static bool flows(const struct sheaf_job *job, int64_t now_ns)
+{
+        return job->runs &&
+               (now_ns - job->last_ns < FLOW_SILENT_NS || !silent(job, now_ns));
+}
+
+/* Of the permutation that @job reads, if it is the first to do so; else 0. */
+static uint32_t flow_of(const struct sheaf_job *job, int64_t now_ns)
+{
+        uint32_t least = job->runs->bound_count, most = least, ahead = 0;
+        uint32_t n = job->cohort->config.samples;
+        const struct sheaf_job *mate;
+
+        for (mate = job->cohort->jobs; mate; mate = mate->next) {
+                if (!flows(mate, now_ns) ||
+                        mate->runs->family != job->runs->family)
+                        continue;
+                if (mate == job)
+                        break;
+                return 0;
+        }
+        for (mate = job; mate; mate = mate->next) {
+                if (!flows(mate, now_ns) ||
+                        mate->runs->family != job->runs->family)
+                        continue;
+                least = SHEAF_MIN(least, mate->runs->bound_count);
+                most = SHEAF_MAX(most, mate->runs->bound_count);
+                ahead = SHEAF_MAX(ahead, mate->config.ahead);
+        }
+        return least == n ? 0 : SHEAF_MAX(most - least, ahead);
+}
+
+uint64_t sheaf_cohort_flow(const struct sheaf_cohort *cohort, int64_t now_ns)
+{
+        uint64_t slots = 0;
+
+        for (const struct sheaf_job *job = cohort->jobs; job; job = job->next)
+                if (flows(job, now_ns))
+                        slots += flow_of(job, now_ns);
+        return slots;
 }
 
 void sheaf_job_bound(struct sheaf_job *job, int64_t now_ns)

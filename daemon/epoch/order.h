@@ -69,9 +69,11 @@ void sheaf_cohort_free(struct sheaf_cohort *cohort);
  * @origin_rate / (1 - @cached) are mates whatever their own speeds. */
 void sheaf_cohort_set_supply(
         struct sheaf_cohort *cohort, double origin_rate, double cached);
-/* The widest gap, in slots, between jobs that share a permutation; the ring
- * should hold as many samples. */
-uint32_t sheaf_cohort_gap(const struct sheaf_cohort *cohort);
+/* How many samples the ring should hold: of each permutation that is being
+ * read the look-ahead, or the gap between the first and the last of its jobs.
+ * One that has bound nothing for ten seconds, and for many of its intervals,
+ * does not count. */
+uint64_t sheaf_cohort_flow(const struct sheaf_cohort *cohort, int64_t now_ns);
 
 /* Looks at @count samples more, whether they are here, for runs that are begun
  * after it: so a run of many samples begins in slices. 1: at all of them;

@@ -127,7 +127,7 @@ static int bind_slots(struct sheaf_live_job *job, struct sheaf_bind *bind,
 }
 
 /* How often a cohort's needs are looked at: binds. */
-#define LOOK_EVERY 64
+#define LOOK_EVERY 16
 /* Over how long a time the origin's rate is measured. */
 #define SUPPLY_LEAST_S .2
 
@@ -136,12 +136,10 @@ static int bind_slots(struct sheaf_live_job *job, struct sheaf_bind *bind,
 static void tell_ring(struct sheaf_jobs_cohort *cohort)
 {
         const SheafRecord__Version *record = cohort->version->record;
-        uint64_t slots = sheaf_cohort_gap(cohort->cohort), bytes = 0;
+        uint64_t slots = sheaf_cohort_flow(cohort->cohort, sheaf_now_ns());
         const struct sheaf_jobs_cohort *other;
-        const struct sheaf_live_job *job;
+        uint64_t bytes = 0;
 
-        LIST_FOREACH (job, &cohort->live, link)
-                slots = SHEAF_MAX(slots, (uint64_t)job->config.ahead);
         cohort->ring_bytes =
                 slots * (record->bytes / SHEAF_MAX(record->files, UINT64_C(1)));
         LIST_FOREACH (other, &cohort->jobs->cohorts, link)

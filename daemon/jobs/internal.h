@@ -178,7 +178,8 @@ void sheaf_live_job_work(struct sheaf_live_job *job, enum sheaf_job_work task);
 
 /* Makes "jobs" in the cache directory and looks after it from now on: journals
  * go with their versions; all of them together stay within a 32nd of the disk
- * limit, or 4 GiB: who has most gives first, the oldest epochs. */
+ * limit (of the memory's without a disk tier), or 4 GiB: who has most gives
+ * first, the oldest epochs. */
 void sheaf_jobs_keep(struct sheaf_jobs *jobs);
 /* A version is gone: so are its journals. */
 void sheaf_jobs_version_gone(void *arg, const uint8_t uuid[16]);

@@ -19,7 +19,7 @@
 #include <sys/stat.h>
 
 #define KEEP_MS     60000
-#define SHARE       32 /* of the disk limit */
+#define SHARE       32 /* of the disk limit, or the memory's */
 #define BYTES_MAX   (UINT64_C(4) << 30)
 #define YOUNG_NS    (120 * SHEAF_NS_PER_SEC)
 #define LOOK_EARLY  64   /* when a 64th of the bound was written, */
@@ -148,7 +148,12 @@ static void keep_done(uv_work_t *work, int status)
 
 static uint64_t bytes_max(const struct sheaf_jobs *jobs)
 {
-        return SHEAF_MIN(jobs->daemon->config->disk_bytes / SHARE, BYTES_MAX);
+        const struct sheaf_config *config = jobs->daemon->config;
+        /* Without a disk tier runs go on after a kill all the same. */
+        uint64_t limit =
+                config->disk_bytes ? config->disk_bytes : config->memory_bytes;
+
+        return SHEAF_MIN(limit / SHARE, BYTES_MAX);
 }
 
 static void hex_of(const uint8_t uuid[16], char ret_hex[33])

@@ -10,12 +10,14 @@
  *
  * Loop thread. */
 #include "daemon/store/arena_impl.h"
+#include "proto/pages.h"
 
 #include <assert.h>
 #include <sys/random.h>
 
 #define BYTES_LEAST      (32 * SHEAF_MIB)
-#define SEGMENT_LEAST    (8 * SHEAF_MIB)
+#define SEGMENT_LEAST    SHEAF_CHUNK_BYTES_MAX
+#define SEGMENT_USUAL    (8 * SHEAF_MIB)
 #define SEGMENT_MOST     (64 * SHEAF_MIB)
 #define EXTENT_LEAST     (64 * SHEAF_MIB)
 #define BUCKETS_AT_FIRST 1024
@@ -52,9 +54,22 @@ void sheaf_vec_free(struct sheaf_vec *vec)
 
 /* ---- pool ---- */
 
+/* The extent of @least to @most bytes, by steps of @step, that leaves least of
+ * the budget unused. */
+static uint64_t best_extent(
+        uint64_t bytes_max, uint64_t least, uint64_t most, uint64_t step)
+{
+        uint64_t best = most / step * step;
+
+        for (uint64_t size = best; size >= least; size -= step)
+                if (bytes_max % size < bytes_max % best)
+                        best = size;
+        return best;
+}
+
 int sheaf_arena_shape(uint64_t bytes_max, struct sheaf_arena_shape *ret_shape)
 {
-        uint64_t segment = SEGMENT_LEAST, extent;
+        uint64_t segment = SEGMENT_USUAL, extent, least;
 
         if (bytes_max < BYTES_LEAST)
                 return -ERANGE;
@@ -62,7 +77,16 @@ int sheaf_arena_shape(uint64_t bytes_max, struct sheaf_arena_shape *ret_shape)
                 segment *= 2;
         extent = SHEAF_MAX(EXTENT_LEAST, bytes_max / 64);
         extent = SHEAF_MIN(extent, bytes_max / 8);
-        extent = SHEAF_MAX(extent / segment, 1) * segment;
+        if (extent >= 2 * segment) {
+                extent = best_extent(bytes_max, extent / segment / 2 * segment,
+                        extent, segment);
+        } else { /* a segment each, of whole huge pages */
+                extent = SHEAF_MIN(extent, segment);
+                least = extent / SHEAF_HUGE_BYTES * 3 / 4 * SHEAF_HUGE_BYTES;
+                extent = segment =
+                        best_extent(bytes_max, SHEAF_MAX(SEGMENT_LEAST, least),
+                                extent, SHEAF_HUGE_BYTES);
+        }
         *ret_shape = (struct sheaf_arena_shape){
                 .bytes_max = bytes_max,
                 .extent_bytes = extent,
@@ -90,7 +114,7 @@ int sheaf_arena_pool_new(const struct sheaf_arena_config *config,
                 shape->segment_bytes = config->segment_bytes;
         if (config->extent_bytes)
                 shape->extent_bytes = config->extent_bytes;
-        if (!sheaf_is_pow2(shape->segment_bytes) ||
+        if (shape->segment_bytes % SHEAF_HUGE_BYTES ||
                 shape->segment_bytes < SEGMENT_LEAST ||
                 shape->segment_bytes > SEGMENT_MOST ||
                 shape->extent_bytes % shape->segment_bytes ||
@@ -467,6 +491,7 @@ void sheaf_arena_stats(
                 stats.segments_stock += s->stock_count;
                 stats.segments_ring += s->ring.count + s->ready.count;
                 stats.segments_parked += s->parked.count;
+                stats.segments_open += sheaf_space_open_count(s);
         }
         stats.segments_parked += arena->linger.count;
         *ret_stats = stats;

@@ -54,8 +54,9 @@ struct sheaf_arena_shape {
         uint64_t bytes_max, extent_bytes, segment_bytes;
 };
 
-/* Sizes for a budget of @bytes_max: extents of max(64 MiB, 1/64), at most an
- * eighth; segments of 1/1024 as a power of two, 8 to 64 MiB. -ERANGE below
+/* Sizes for a budget of @bytes_max: extents of about max(64 MiB, 1/64), at most
+ * an eighth, so that little is left over; segments of 1/1024 as a power of two,
+ * 8 to 64 MiB, but below 128 MiB an extent each, of 4 to 8 MiB. -ERANGE below
  * the least useful budget of 32 MiB (an error message names it). */
 SHEAF_MUST_CHECK int sheaf_arena_shape(
         uint64_t bytes_max, struct sheaf_arena_shape *ret_shape);
@@ -102,6 +103,9 @@ SHEAF_MUST_CHECK int sheaf_space_new(struct sheaf_arena *arena,
 void sheaf_space_free(struct sheaf_space *space);
 /* Whether live clients use the dataset; an idle one gives way first. */
 void sheaf_space_set_live(struct sheaf_space *space, bool live, int64_t now_ns);
+
+/* Bytes of its stock: what stays, and is hit in every epoch. */
+uint64_t sheaf_space_stock_bytes(const struct sheaf_space *space);
 
 /* As many bytes should flow through the ring at once, beyond what it has by
  * itself: what jobs in step have between the first and the last of them. At
@@ -188,7 +192,8 @@ void sheaf_ghost_free(struct sheaf_ghost *ghost);
 
 struct sheaf_arena_stats {
         uint64_t bytes, payload_bytes, blocks; /* now */
-        uint64_t segments_stock, segments_ring, segments_free, segments_parked;
+        uint64_t segments_stock, segments_ring, segments_open;
+        uint64_t segments_free, segments_parked;
         uint64_t clients, ghosts, granted_bytes;
         /* monotonic */
         uint64_t placed_blocks, placed_bytes, evicted_blocks, evicted_bytes;

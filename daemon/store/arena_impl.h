@@ -87,7 +87,10 @@ struct sheaf_segment {
         uint32_t block_first;
         uint32_t live, dead;    /* blocks; live counts filling ones */
         uint32_t filling, held; /* of the live: by writers, by the daemon */
-        uint32_t live_bytes;
+        uint32_t live_bytes, payload_bytes;
+        /* Of an open one: what is filled now, [slice, swept). Behind it all is
+         * old and still serves hits, until the room is needed. */
+        uint32_t slice, swept;
         uint8_t state;
         bool populated;
 };
@@ -173,6 +176,7 @@ struct sheaf_space {
         uint32_t segs;
         uint64_t placed_blocks, placed_bytes, chunks_max;
         uint64_t ring_bytes; /* that its jobs want to flow */
+        uint32_t room_max;   /* of a block */
 };
 
 struct sheaf_table {
@@ -330,6 +334,12 @@ void sheaf_block_release(struct sheaf_arena *arena, sheaf_block block);
  * marked there. -ENOMEM: nothing was emptied. */
 int sheaf_reclaim_segs(struct sheaf_arena *arena, const uint32_t *segs,
         uint32_t n, uint32_t room, bool *ret_full);
+/* The same for what begins in [@from, @to) of an open segment, which becomes
+ * the slice that is filled. False: more than 75 % of it is held, or there
+ * would be no gap of @room bytes; then all blocks are left as they were, and it
+ * has no gaps now. */
+bool sheaf_reclaim_slice(struct sheaf_arena *arena, uint32_t seg, uint32_t from,
+        uint32_t to, uint32_t room);
 /* Releases those of @blocks[0..n), named by no table, that nobody holds; the
  * others become orphans. */
 void sheaf_reclaim_blocks(
@@ -351,6 +361,10 @@ static inline uint64_t sheaf_killed_hash(uint64_t word)
  * as SEEN and returns its bytes. */
 uint64_t sheaf_pins_scan(struct sheaf_arena *arena);
 
+/* ---- stock.c ---- */
+
+uint32_t sheaf_space_open_count(const struct sheaf_space *space);
+
 /* ---- seg.c ---- */
 
 void sheaf_seglist_init(struct sheaf_seglist *list);
@@ -362,6 +376,11 @@ void sheaf_seg_unlink(struct sheaf_arena *arena, uint32_t seg);
 int sheaf_seg_reset(struct sheaf_arena *arena, uint32_t seg);
 /* Finds the gaps around the blocks that are neither dead nor killed. */
 int sheaf_seg_find_gaps(struct sheaf_arena *arena, uint32_t seg);
+/* Those that reach into [@from, @to), which becomes the slice that is filled.
+ * What is put into others would go before its time: behind the slice is what
+ * goes next, and before it what goes first in the next round. */
+int sheaf_seg_find_slice_gaps(
+        struct sheaf_arena *arena, uint32_t seg, uint32_t from, uint32_t to);
 bool sheaf_seg_has_gap(const struct sheaf_segment *segment, uint32_t room);
 /* Drops the dead blocks of its list. */
 void sheaf_seg_sweep(struct sheaf_arena *arena, uint32_t seg);

@@ -61,6 +61,7 @@ int sheaf_block_new(struct sheaf_arena *arena, uint32_t seg,
         segment->live++;
         segment->filling++;
         segment->live_bytes += sheaf_block_room(len_bytes);
+        segment->payload_bytes += len_bytes;
         arena->block_count++;
         *ret_block = block;
         return 0;
@@ -400,6 +401,7 @@ void sheaf_block_release(struct sheaf_arena *arena, sheaf_block block)
         segment->live--;
         segment->dead++;
         segment->live_bytes -= room;
+        segment->payload_bytes -= slot->len_bytes;
         arena->block_count--;
         if (segment->state == SHEAF_SEG_OPEN ||
                 segment->state == SHEAF_SEG_READY ||

@@ -85,30 +85,43 @@ static bool is_killed(const struct sheaf_block_slot *slot)
                slot->state == SHEAF_BLOCK_SEEN;
 }
 
-static void kill_seg(struct sheaf_arena *arena, uint32_t seg)
+/* What begins in [@from, @to) of the segment. */
+static void kill_seg(
+        struct sheaf_arena *arena, uint32_t seg, uint64_t from, uint64_t to)
 {
+        uint64_t size = arena->pool->shape.segment_bytes;
         struct sheaf_block_slot *slot;
 
         for (uint32_t b = arena->segs[seg].block_first; b; b = slot->seg_next) {
+                uint64_t at;
+
                 slot = sheaf_block_at(arena, b);
-                if (slot->state == SHEAF_BLOCK_LIVE && !slot->holds)
+                at = sheaf_block_begin(slot) % size;
+                if (slot->state == SHEAF_BLOCK_LIVE && !slot->holds &&
+                        at >= from && at < to)
                         kill_block(arena, b);
         }
 }
 
-static bool too_full(struct sheaf_arena *arena, uint32_t seg, uint32_t room)
+/* Of what begins in [@from, @to), most is held; or there is no gap. */
+static bool too_full(struct sheaf_arena *arena, uint32_t seg, uint64_t from,
+        uint64_t to, uint32_t room)
 {
+        uint64_t size = arena->pool->shape.segment_bytes, held_bytes = 0;
         struct sheaf_segment *segment = &arena->segs[seg];
-        uint64_t held_bytes = segment->live_bytes;
         struct sheaf_block_slot *slot;
 
         for (uint32_t b = segment->block_first; b; b = slot->seg_next) {
+                uint64_t at;
+
                 slot = sheaf_block_at(arena, b);
-                if (slot->state == SHEAF_BLOCK_KILLED)
-                        held_bytes -= sheaf_block_room(slot->len_bytes);
+                at = sheaf_block_begin(slot) % size;
+                if (slot->state != SHEAF_BLOCK_KILLED &&
+                        slot->state != SHEAF_BLOCK_DEAD && at >= from &&
+                        at < to)
+                        held_bytes += sheaf_block_room(slot->len_bytes);
         }
-        return held_bytes * 100 >
-                       arena->pool->shape.segment_bytes * PINNED_PERCENT_MAX ||
+        return held_bytes * 100 > (to - from) * PINNED_PERCENT_MAX ||
                !sheaf_seg_has_gap(segment, room);
 }
 
@@ -135,7 +148,7 @@ static void sort_out_seg(struct sheaf_arena *arena, uint32_t seg, bool full)
 int sheaf_reclaim_segs(struct sheaf_arena *arena, const uint32_t *segs,
         uint32_t n, uint32_t room, bool *ret_full)
 {
-        uint64_t blocks = 0;
+        uint64_t size = arena->pool->shape.segment_bytes, blocks = 0;
         int rc;
 
         for (uint32_t i = 0; i < n; i++)
@@ -144,7 +157,7 @@ int sheaf_reclaim_segs(struct sheaf_arena *arena, const uint32_t *segs,
         if (rc < 0)
                 return rc;
         for (uint32_t i = 0; i < n; i++)
-                kill_seg(arena, segs[i]);
+                kill_seg(arena, segs[i], 0, size);
         if (arena->killed.count)
                 sheaf_pins_scan(arena);
         for (uint32_t i = 0; i < n; i++) {
@@ -152,10 +165,34 @@ int sheaf_reclaim_segs(struct sheaf_arena *arena, const uint32_t *segs,
                 bool full = sheaf_seg_find_gaps(arena, segs[i]) < 0;
 
                 if (ret_full)
-                        ret_full[i] = full || too_full(arena, segs[i], room);
+                        ret_full[i] =
+                                full || too_full(arena, segs[i], 0, size, room);
                 sort_out_seg(arena, segs[i], ret_full ? ret_full[i] : full);
         }
         return 0;
+}
+
+bool sheaf_reclaim_slice(struct sheaf_arena *arena, uint32_t seg, uint32_t from,
+        uint32_t to, uint32_t room)
+{
+        struct sheaf_segment *segment = &arena->segs[seg];
+        uint8_t state = segment->state;
+        bool good;
+
+        if (killed_reserve(&arena->killed, segment->live) < 0) {
+                segment->swept = to;
+                return false;
+        }
+        kill_seg(arena, seg, from, to);
+        if (arena->killed.count)
+                sheaf_pins_scan(arena);
+        good = sheaf_seg_find_slice_gaps(arena, seg, from, to) == 0 &&
+               !too_full(arena, seg, from, to, room);
+        /* The gaps have what is released now. */
+        segment->state = SHEAF_SEG_MOVING;
+        sort_out_seg(arena, seg, !good);
+        segment->state = state;
+        return good;
 }
 
 /* Those that were named again, or went, need no memory. */

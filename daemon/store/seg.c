@@ -3,7 +3,8 @@
  *
  *  1 a segment is in the one list that its state and space name
  *  2 gaps are sorted, do not touch one another, and cover exactly what no
- *    live block takes; only OPEN, READY and PARKED segments have them
+ *    live block takes, of an open segment that is emptied slice by slice only
+ *    those of the newest slice; only OPEN, READY and PARKED segments have them
  *  3 a segment without live blocks is FREE, OPEN or READY
  *
  * Loop thread. */
@@ -200,6 +201,29 @@ int sheaf_seg_find_gaps(struct sheaf_arena *arena, uint32_t seg)
         }
         segment->gap_count = gaps;
         return 0;
+}
+
+int sheaf_seg_find_slice_gaps(
+        struct sheaf_arena *arena, uint32_t seg, uint32_t from, uint32_t to)
+{
+        struct sheaf_segment *segment = &arena->segs[seg];
+        int rc = sheaf_seg_find_gaps(arena, seg);
+        uint32_t n = 0, end = 0;
+
+        for (uint32_t i = 0; i < segment->gap_count; i++) {
+                struct sheaf_gap gap = segment->gaps[i];
+
+                if (gap.offset_bytes < to &&
+                        gap.offset_bytes + gap.len_bytes > from) {
+                        segment->gaps[n++] = gap;
+                        end = gap.offset_bytes + gap.len_bytes;
+                }
+        }
+        segment->gap_count = n;
+        segment->slice = from;
+        /* The last of what was emptied may have reached further. */
+        segment->swept = SHEAF_MAX(to, end);
+        return rc;
 }
 
 bool sheaf_seg_has_gap(const struct sheaf_segment *segment, uint32_t room)

@@ -20,6 +20,8 @@
 #define TRIES_MAX          6 /* of each kind, in one placement */
 #define BATCH_BYTES        (64 * SHEAF_MIB)
 #define EASY_LEAST         2
+#define SLICES_MAX         8 /* of a segment */
+#define SLICE_SHARE        64
 #define RING_SHARE_INVERSE 200 /* 0.5 % of the dataset */
 
 int sheaf_space_new(struct sheaf_arena *arena, const char *name,
@@ -95,23 +97,94 @@ static uint64_t batch_max(const struct sheaf_arena *arena)
         return SHEAF_MIN(n, (uint64_t)BATCH_MAX);
 }
 
+/* Where segments are few, or large, the oldest of the ring is not emptied at
+ * once but slice by slice, as room is needed. So what flows is all there, and
+ * one segment may be all that does. */
+static bool sliced(const struct sheaf_arena *arena)
+{
+        return batch_max(arena) == 1;
+}
+
+/* A 64th of the arena: each slice costs a scan, but is not there for hits. */
+static uint32_t slice_bytes(const struct sheaf_arena *arena)
+{
+        uint64_t size = arena->pool->shape.segment_bytes;
+        uint64_t slice = arena->segs_live * size / SLICE_SHARE;
+
+        return (uint32_t)SHEAF_MIN(size, SHEAF_MAX(slice, size / SLICES_MAX));
+}
+
+/* Segments that flow. */
+static uint32_t flowing(const struct sheaf_space *space)
+{
+        return space->ring.count + space->ready.count +
+               sheaf_space_open_count(space);
+}
+
+uint64_t sheaf_space_stock_bytes(const struct sheaf_space *space)
+{
+        uint64_t bytes = 0;
+
+        for (uint32_t i = 0; i < space->stock_count; i++)
+                bytes += space->arena->segs[space->stock[i]].payload_bytes;
+        return bytes;
+}
+
+uint32_t sheaf_space_open_count(const struct sheaf_space *space)
+{
+        uint32_t n = 0;
+
+        for (int i = 0; i < SHEAF_SPACE_OPEN; i++)
+                n += space->open[i] != SHEAF_NONE;
+        return n;
+}
+
 void sheaf_space_want_ring(struct sheaf_space *space, uint64_t bytes)
 {
         space->ring_bytes = bytes;
 }
 
-/* Segments that flow: 0.5 % of the dataset, estimated from its largest table
- * and the mean block, and room for a batch; at most an eighth of the space, or
- * a quarter where jobs want it. */
+/* 0.5 % of the dataset, estimated from its largest table and the mean block. */
+static uint64_t usual_ring_bytes(const struct sheaf_space *space)
+{
+        if (!space->placed_blocks)
+                return 0;
+        return space->placed_bytes / space->placed_blocks * space->chunks_max /
+               RING_SHARE_INVERSE;
+}
+
+/* Segments for @bytes that flow, a slice that is empty, and a large block that
+ * comes between. */
+static uint32_t segs_for(const struct sheaf_space *space, uint64_t bytes)
+{
+        uint64_t size = space->arena->pool->shape.segment_bytes;
+
+        bytes += slice_bytes(space->arena) + space->room_max;
+        return (uint32_t)((bytes + size - 1) / size);
+}
+
+/* Segments that flow, the one that is being filled among them: at most an
+ * eighth of the space, or a quarter where jobs want it. */
+static uint32_t flow_need(const struct sheaf_space *space)
+{
+        uint32_t n = SHEAF_MIN(space->segs / 16, (uint32_t)RING_LEAST);
+
+        n = SHEAF_MAX(n, SHEAF_MIN(segs_for(space, usual_ring_bytes(space)),
+                                 space->segs / 8));
+        if (space->ring_bytes)
+                n = SHEAF_MAX(n, SHEAF_MIN(segs_for(space, space->ring_bytes),
+                                         space->segs / 4));
+        return SHEAF_MAX(n, 1U);
+}
+
+/* The same where segments are emptied ahead, in batches: without those that
+ * are being filled. */
 static uint32_t ring_need(const struct sheaf_space *space)
 {
         const struct sheaf_arena *arena = space->arena;
-        uint64_t bytes = 0, n, most, wanted;
+        uint64_t n, most, wanted;
 
-        if (space->placed_blocks)
-                bytes = space->placed_bytes / space->placed_blocks *
-                        space->chunks_max;
-        n = bytes / RING_SHARE_INVERSE / arena->pool->shape.segment_bytes;
+        n = usual_ring_bytes(space) / arena->pool->shape.segment_bytes;
         most = SHEAF_MAX(space->segs / 8,
                 SHEAF_MIN(space->segs / 4, (uint32_t)RING_LEAST));
         n = SHEAF_MAX(n, (uint64_t)RING_LEAST) + batch_max(arena) - 1;
@@ -196,7 +269,8 @@ static bool becomes_stock(struct sheaf_space *space)
         uint32_t ring = space->ring.count + space->ready.count;
         uint64_t left = arena->free.count + sheaf_arena_segs_left(arena);
 
-        if (left + ring <= ring_need(space))
+        if (sliced(arena) ? left + flowing(space) < flow_need(space)
+                          : left + ring <= ring_need(space))
                 return false;
         if (left)
                 return true;
@@ -217,6 +291,8 @@ static void close_open(struct sheaf_space *space, uint32_t *open)
         segment = &arena->segs[seg];
         *open = SHEAF_NONE;
         segment->gap_count = 0;
+        segment->slice = 0;
+        segment->swept = (uint32_t)arena->pool->shape.segment_bytes;
         if (becomes_stock(space) && stock_push(space, seg) == 0) {
                 segment->state = SHEAF_SEG_STOCK;
         } else {
@@ -241,6 +317,8 @@ static void own(struct sheaf_space *space, uint32_t seg,
                 space->segs++;
         }
         segment->state = (uint8_t)state;
+        segment->slice = 0;
+        segment->swept = (uint32_t)space->arena->pool->shape.segment_bytes;
         if (list)
                 sheaf_seglist_push(space->arena, list, seg);
 }
@@ -412,19 +490,83 @@ static uint32_t take_batch(struct sheaf_space *space,
         return n ? empty(space, segs, n, room) : SHEAF_NONE;
 }
 
-static uint32_t take_own(struct sheaf_space *space, uint32_t room)
+/* Empties what comes next of an open segment, until there is a gap; without
+ * one all stays as it was. */
+static bool sweep(struct sheaf_space *space, uint32_t seg, uint32_t room)
 {
-        uint32_t need = ring_need(space), batch, keep, tries, first, seg;
+        struct sheaf_arena *arena = space->arena;
+        uint32_t size = (uint32_t)arena->pool->shape.segment_bytes;
+        struct sheaf_segment *segment = &arena->segs[seg];
+        uint32_t slice = segment->slice, swept = segment->swept, to;
+
+        for (uint32_t from = swept; from < size; from = segment->swept) {
+                to = SHEAF_MAX(from + slice_bytes(arena), from + room);
+                to = SHEAF_MIN(to, size);
+                if (sheaf_reclaim_slice(arena, seg, from, to, room))
+                        return true;
+                /* For pins, or since it was too short? */
+                if (to - from >= room)
+                        space->easy = 0;
+        }
+        if (swept < size)
+                (void)!sheaf_seg_find_slice_gaps(arena, seg, slice, swept);
+        return false;
+}
+
+/* The oldest of the ring, to be emptied as it fills again. */
+static uint32_t take_oldest(struct sheaf_space *space, uint32_t room)
+{
+        struct sheaf_arena *arena = space->arena;
+        uint32_t size = (uint32_t)arena->pool->shape.segment_bytes;
+        uint32_t tries, seg;
+
+        /* Nothing may be put any more into what is full: it goes before its
+         * time. And where one segment alone flows it begins anew. */
+        for (int i = 0; i < SHEAF_SPACE_OPEN; i++) {
+                seg = space->open[i];
+                if (seg != SHEAF_NONE &&
+                        (!space->ring.count ||
+                                (room <= size / SLICES_MAX &&
+                                        arena->segs[seg].swept == size)))
+                        close_open(space, &space->open[i]);
+        }
+        tries = SHEAF_MIN(space->ring.count, (uint32_t)TRIES_MAX);
+        for (; tries; tries--) {
+                seg = oldest(space, &space->ring);
+                arena->segs[seg].slice = arena->segs[seg].swept = 0;
+                space->easy++;
+                if (sweep(space, seg, room))
+                        return seg;
+                own(space, seg, SHEAF_SEG_RING, &space->ring);
+        }
+        return SHEAF_NONE;
+}
+
+/* The same, emptied together with those after it. */
+static uint32_t take_emptied(struct sheaf_space *space, uint32_t room)
+{
+        uint32_t need = ring_need(space), batch, keep, tries, first;
+        uint32_t seg = SHEAF_NONE;
 
         /* What was emptied ahead counts as ring: a batch may go below. */
         batch = (uint32_t)batch_max(space->arena);
         keep = need + 1 > batch ? need + 1 - batch : 0;
-        seg = take_listed(space, &space->ready, room);
         first = tries = SHEAF_MIN(space->ring.count, (uint32_t)TRIES_MAX);
         for (; seg == SHEAF_NONE && tries && space->ring.count > need; tries--)
                 seg = take_batch(space, &space->ring, keep, room);
         space->easy =
                 seg != SHEAF_NONE && tries + 1 >= first ? space->easy + 1 : 0;
+        return seg;
+}
+
+static uint32_t take_own(struct sheaf_space *space, uint32_t room)
+{
+        uint32_t tries, seg = take_listed(space, &space->ready, room);
+
+        if (seg == SHEAF_NONE && !sliced(space->arena))
+                seg = take_emptied(space, room);
+        else if (seg == SHEAF_NONE && flowing(space) >= flow_need(space))
+                seg = take_oldest(space, room);
         tries = SHEAF_MIN(space->parked.count, (uint32_t)TRIES_MAX);
         for (; seg == SHEAF_NONE && tries; tries--) {
                 uint32_t parked = oldest(space, &space->parked);
@@ -438,6 +580,7 @@ static uint32_t take_own(struct sheaf_space *space, uint32_t room)
                         break;
                 stock = random_stock(space);
                 seg = empty(space, &stock, 1, room);
+                space->easy = 0;
         }
         tries = SHEAF_MIN(space->ring.count, (uint32_t)TRIES_MAX);
         for (; seg == SHEAF_NONE && tries; tries--) {
@@ -473,9 +616,11 @@ static int place(
         uint32_t room = sheaf_block_room(len_bytes), seg;
         int rc;
 
-        for (uint32_t i = 0; i < SHEAF_SPACE_OPEN; i++) {
+        space->room_max = SHEAF_MAX(space->room_max, room);
+        for (uint32_t i = 0; i < 2 * SHEAF_SPACE_OPEN; i++) {
                 seg = space->open[(space->turn + i) % SHEAF_SPACE_OPEN];
-                if (seg == SHEAF_NONE)
+                if (seg == SHEAF_NONE ||
+                        (i >= SHEAF_SPACE_OPEN && !sweep(space, seg, room)))
                         continue;
                 rc = fit(space->arena, seg, len_bytes, ret_block);
                 if (rc != -ENOBUFS)

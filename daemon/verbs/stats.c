@@ -225,7 +225,9 @@ static void dataset_metrics(struct sheet *s, struct sheaf_reg_dataset *ds)
         struct sheaf_reg_counts counts;
         struct sheaf_reg_version *v = sheaf_registry_version(ds, NULL);
         Sheaf__DatasetInfo info = SHEAF__DATASET_INFO__INIT;
+        const struct sheaf_tenancy *tenancy;
         struct sheaf_info_space space;
+        uint64_t stock_bytes = 0;
         char label[280];
 
         sheaf_dataset_fill_info(ds, v, &info, &space);
@@ -243,6 +245,9 @@ static void dataset_metrics(struct sheet *s, struct sheaf_reg_dataset *ds)
         gauge(s, "dataset.chunks_known", label, info.chunks_known);
         gauge(s, "dataset.disk_bytes", label, info.disk_bytes);
         gauge(s, "dataset.arena_bytes", label, info.arena_bytes);
+        LIST_FOREACH (tenancy, &ds->tenancies, link)
+                stock_bytes += sheaf_space_stock_bytes(tenancy->space);
+        gauge(s, "dataset.stock_bytes", label, stock_bytes);
         gauge(s, "dataset.clients", label, info.clients);
         if (ds->origin) {
                 struct sheaf_origin_stats o;

@@ -276,6 +276,31 @@ Test(jobkeep, journals_are_bounded)
         cr_assert_leq(used, most * 1.05);
 }
 
+/* Without a disk tier there are journals all the same, within a share of the
+ * memory: what live jobs write is not taken from under them. */
+Test(jobkeep, journals_without_a_disk_tier)
+{
+        uint64_t had[FILES], again[FILES];
+        struct sheaf_job *job;
+
+        flow_close(session, dataset);
+        flow_stop();
+        flow.disk = "0";
+        flow_start();
+        cr_assert_eq(flow_open("data", &session, &dataset), 0, "%s",
+                sheaf_last_error());
+        job = open_job("run", SHEAF_JOB_SHARED, NULL);
+        for (uint64_t epoch = 0; epoch < 40; epoch++)
+                for (uint32_t count = 50; count <= FILES; count += 50)
+                        bind(job, epoch, count, had);
+        cr_assert_eq(flow_stat("jobs.journal_errors"), 0);
+        flow_kill();
+        flow_start();
+        bind(job, 39, FILES, again);
+        cr_assert_eq(memcmp(had, again, sizeof(had)), 0);
+        sheaf_job_close(job);
+}
+
 /* When a dataset is removed its jobs' journals go. */
 Test(jobkeep, journals_go_with_their_version)
 {

@@ -50,14 +50,27 @@ static bool here(void *arg, uint32_t sample)
         return ((struct sim_world *)arg)->place[sample] != SIM_ABSENT;
 }
 
-/* The ring grows with the widest gap between mates, out of the stock. */
+/* The ring grows with what jobs have in flight, out of the stock. */
 static uint32_t ring_wanted(const struct sim_world *world)
 {
-        uint32_t want = world->ring_size, most = world->capacity / 4;
+        uint64_t want = world->ring_size, most = world->capacity / 4;
 
         if (world->cohort)
-                want = SHEAF_MAX(want, sheaf_cohort_gap(world->cohort));
-        return SHEAF_MAX(SHEAF_MIN(want, most), 1);
+                want = SHEAF_MAX(
+                        want, sheaf_cohort_flow(world->cohort,
+                                      1 + (int64_t)(world->now * UNIT_NS)));
+        return (uint32_t)SHEAF_MAX(SHEAF_MIN(want, most), UINT64_C(1));
+}
+
+static void drop_from_stock(struct sim_world *world)
+{
+        uint32_t x;
+
+        do
+                x = sheaf_random_below(&world->random, world->config.samples);
+        while (world->place[x] != SIM_STOCK);
+        world->place[x] = SIM_ABSENT;
+        world->stock_count--;
 }
 
 void sim_bring(struct sim_world *world, uint32_t sample)
@@ -70,12 +83,14 @@ void sim_bring(struct sim_world *world, uint32_t sample)
                 world->stock_count++;
                 return;
         }
-        while (world->ring_count &&
-                world->stock_count + world->ring_count >= world->capacity) {
+        while (world->ring_count >= wanted) {
                 world->place[world->ring[world->ring_head]] = SIM_ABSENT;
                 world->ring_head = (world->ring_head + 1) % n;
                 world->ring_count--;
         }
+        while (world->stock_count &&
+                world->stock_count + world->ring_count >= world->capacity)
+                drop_from_stock(world);
         world->place[sample] = SIM_RING;
         world->ring[(world->ring_head + world->ring_count++) % n] = sample;
 }
@@ -289,8 +304,7 @@ static int open_world(struct sim_world *world)
 
         world->random = config->seed ^ UINT64_C(0x5ea);
         world->capacity = (uint32_t)(config->cache * (double)n);
-        world->ring_size = (uint32_t)SHEAF_MAX(
-                config->ring * (double)n, (double)config->ahead);
+        world->ring_size = (uint32_t)(config->ring * (double)n);
         world->place = sheaf_new(uint8_t, n);
         world->at = sheaf_new(double, n);
         world->ring = sheaf_new(uint32_t, n);

@@ -9,16 +9,19 @@ Test(arena, shapes)
 
         cr_expect_eq(sheaf_arena_shape(32 * SHEAF_MIB - 1, &shape), -ERANGE);
         for (uint64_t bytes = 32 * SHEAF_MIB; bytes <= 4096 * SHEAF_GIB;
-                bytes += bytes / 3) {
+                bytes += bytes / 97) {
                 cr_assert_eq(sheaf_arena_shape(bytes, &shape), 0);
-                cr_expect(sheaf_is_pow2(shape.segment_bytes));
-                cr_expect_geq(shape.segment_bytes, 8 * SHEAF_MIB);
+                cr_expect(bytes < 128 * SHEAF_MIB ||
+                          sheaf_is_pow2(shape.segment_bytes));
+                cr_expect_eq(shape.segment_bytes % (2 * SHEAF_MIB), 0);
+                cr_expect_geq(shape.segment_bytes, SHEAF_CHUNK_BYTES_MAX);
                 cr_expect_leq(shape.segment_bytes, 64 * SHEAF_MIB);
+                cr_expect_leq(shape.segment_bytes, bytes / 8);
                 cr_expect_eq(shape.extent_bytes % shape.segment_bytes, 0);
                 cr_expect_leq(shape.extent_bytes,
                         SHEAF_MAX(bytes / 8, shape.segment_bytes));
                 /* What is not used for lack of a whole extent. */
-                cr_expect_leq(bytes % shape.extent_bytes, bytes / 4);
+                cr_expect_leq(bytes % shape.extent_bytes, bytes / 8);
         }
         cr_assert_eq(sheaf_arena_shape(256 * SHEAF_GIB, &shape), 0);
         cr_expect_eq(shape.extent_bytes, 4 * SHEAF_GIB);
@@ -30,7 +33,9 @@ Test(arena, refuses_bad_shapes)
         struct sheaf_arena_config config = { .bytes_max = 64 * SHEAF_MIB };
         struct sheaf_arena_pool *pool = NULL;
 
-        config.segment_bytes = 4 * SHEAF_MIB;
+        config.segment_bytes = 2 * SHEAF_MIB;
+        cr_expect_eq(sheaf_arena_pool_new(&config, &pool), -EINVAL);
+        config.segment_bytes = 5 * SHEAF_MIB;
         cr_expect_eq(sheaf_arena_pool_new(&config, &pool), -EINVAL);
         config.segment_bytes = 12 * SHEAF_MIB;
         cr_expect_eq(sheaf_arena_pool_new(&config, &pool), -EINVAL);
@@ -171,14 +176,14 @@ Test(arena, dropped_extent_stays_readable)
 
         for (int i = 0; i < 1000; i++)
                 seen[i] = atomic_load(&words[i]);
-        cr_assert_eq(end, 4);
+        cr_assert_eq(end, 8);
         map = mmap(NULL, 32 * SHEAF_MIB, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS,
                 -1, 0);
         for (uint32_t i = 0; i < end; i++) {
                 cr_assert_eq(
                         sheaf_arena_extent(rig.arena, i, &fd, &lock_fd), 0);
-                cr_assert(mmap((void *)(uintptr_t)(map + i * 8 * SHEAF_MIB),
-                                  8 * SHEAF_MIB, PROT_READ,
+                cr_assert(mmap((void *)(uintptr_t)(map + i * 4 * SHEAF_MIB),
+                                  4 * SHEAF_MIB, PROT_READ,
                                   MAP_SHARED | MAP_FIXED, fd, 0) != MAP_FAILED);
         }
         cr_assert_eq(sheaf_arena_new(rig.pool, "other", &other), 0);
@@ -194,7 +199,7 @@ Test(arena, dropped_extent_stays_readable)
                 cr_assert(chunk_good(
                         i, map + sheaf_word_offset_bytes(seen[i]), rig.len(i)));
                 cr_expect_eq(atomic_load(&words[i]) == 0,
-                        sheaf_word_offset_bytes(seen[i]) / (8 * SHEAF_MIB) ==
+                        sheaf_word_offset_bytes(seen[i]) / (4 * SHEAF_MIB) ==
                                 rig.dropped[0]);
         }
         sheaf_pins_free(pins);

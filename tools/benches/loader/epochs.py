@@ -71,8 +71,9 @@ def lru(count: int, share: float, passes: int = 6) -> float:
 def one_epoch(
     node: Node, way: Any, count: int
 ) -> tuple[float, list[float], float]:
-    """(seconds, origin bytes of each tenth, share cached at its beginning)."""
-    cached = node.stat("arena.payload_bytes")
+    """(seconds, origin bytes of each tenth, bytes of stock at its beginning:
+    what is cached and stays)."""
+    cached = node.stat("dataset.stock_bytes")
     marks = [node.stat("origin.bytes")]
     begun, seen = time.monotonic(), 0
     for batch in way:
@@ -108,7 +109,9 @@ def cached(
         rates.append(count / seconds)
     share = statistics.mean(shares)
     gap = max(abs(hit - held) for hit, held in zip(hits, shares))
-    emit("cached: share of the bytes in memory", 100 * share, "%")
+    resident = node.stat("arena.payload_bytes") / size
+    emit("cached: share of the bytes in memory", 100 * resident, "%")
+    emit("cached: share of the bytes in stock", 100 * share, "%")
     emit("cached: hits", 100 * statistics.mean(hits), "%")
     emit("cached: hits, LRU (simulated)", 100 * lru(count, share), "%")
     emit("cached: hits beside the share, at most", 100 * gap, "points",
@@ -148,7 +151,7 @@ def jobs(images: Path, where: Path, build: Path, quick: bool) -> None:
         for training in trainings:
             expect(training, "epoch 1")
         first = node.stat("origin.bytes")
-        held = node.stat("arena.payload_bytes") / size
+        held = node.stat("dataset.stock_bytes") / size
         progress(f"jobs: {number} at once, epochs 2 to {turns}")
         for training in trainings:
             expect(training, f"epoch {turns}")
