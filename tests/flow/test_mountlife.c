@@ -71,12 +71,13 @@ static const char *slow_name(uint32_t i)
 }
 
 /* Reads a file that takes the origin seconds. @direct: around the page
- * cache. Exit status: errno. */
+ * cache. Exit status: errno, 98 for wrong bytes. */
 static pid_t read_slow(uint32_t i, bool direct)
 {
         const char *path = flow_path("mount/%s", slow_name(i));
         pid_t pid = flow_fork(0, 0);
         void *buf;
+        ssize_t n;
         int fd;
 
         if (pid)
@@ -84,7 +85,11 @@ static pid_t read_slow(uint32_t i, bool direct)
         fd = open(path, O_RDONLY | O_CLOEXEC | (direct ? O_DIRECT : 0));
         if (fd < 0 || posix_memalign(&buf, 4096, 65536))
                 _exit(99);
-        _exit(read(fd, buf, 65536) < 0 ? errno : 0);
+        n = read(fd, buf, 65536);
+        if (n >= 0 &&
+                (n != 65536 || !flow_stamp_check(buf, 1000 + i, 0, 65536)))
+                _exit(98);
+        _exit(n < 0 ? errno : 0);
 }
 
 /* Maps a warm file, touches a page, waits for the word, touches all. */
