@@ -59,7 +59,10 @@ static int call_open(struct client *c)
 static int next_file(struct client *c, uint64_t *ret_ordinal, uint32_t *ret_id)
 {
         char name[16];
+        int rc = call_open(c);
 
+        if (rc)
+                return rc;
         *ret_id = c->next++ % FILES + 1;
         snprintf(name, sizeof(name), "f%u", *ret_id);
         return sheaf_dataset_lookup(c->dataset, name, ret_ordinal);
@@ -70,10 +73,8 @@ static int call_view(struct client *c)
         struct sheaf_view view;
         uint64_t ordinal;
         uint32_t id;
-        int rc = call_open(c);
+        int rc = next_file(c, &ordinal, &id);
 
-        if (!rc)
-                rc = next_file(c, &ordinal, &id);
         if (!rc)
                 rc = sheaf_view_file(c->dataset, ordinal, &view);
         if (rc)
@@ -91,7 +92,7 @@ static int call_batch(struct client *c)
         uint64_t ordinals[8];
         uint32_t ids[8];
         int64_t n;
-        int rc = call_open(c);
+        int rc = 0;
 
         for (size_t i = 0; !rc && i < 8; i++)
                 rc = next_file(c, &ordinals[i], &ids[i]);
@@ -115,10 +116,8 @@ static int call_read(struct client *c)
         uint64_t ordinal;
         uint32_t id;
         int64_t n;
-        int rc = call_open(c);
+        int rc = next_file(c, &ordinal, &id);
 
-        if (!rc)
-                rc = next_file(c, &ordinal, &id);
         if (rc)
                 return rc;
         n = sheaf_read(c->dataset, ordinal, buf, LEN, 0);
@@ -181,10 +180,8 @@ static int call_origin(struct client *c)
         char buf[LEN];
         uint64_t ordinal;
         uint32_t id;
-        int rc = call_open(c);
+        int rc = next_file(c, &ordinal, &id);
 
-        if (!rc)
-                rc = next_file(c, &ordinal, &id);
         if (!rc)
                 rc = sheaf_dataset_read_origin(c->dataset, ordinal, buf);
         return rc || flow_stamp_check(buf, id, 0, LEN) ? rc : -EBADMSG;
