@@ -68,7 +68,9 @@ bool flow_live(void);
 /* ---- commands ---- */
 
 /* Runs a shell command; output and exit code are in flow.last. Returns the
- * exit code. */
+ * exit code. What is to be interrupted is run by `timeout --foreground`:
+ * without it timeout sends SIGCONT too, which takes back the stop that
+ * LeakSanitizer has just sent to a program that ends, and waits for. */
 SHEAF_PRINTF(1, 2) int flow_run(const char *format, ...);
 /* The same as @uid, with gid @uid and group @gid beside (0: none). */
 SHEAF_PRINTF(3, 4)

@@ -222,8 +222,8 @@ Test(cli, progress_and_interrupt_of_warmup)
                 flow_file(i, 100, "d/f%u", i);
         flow_start();
         flow_ok("sheaf add data %s", flow.origin);
-        cr_assert_eq(
-                flow_run("exec timeout -s INT 2 sheaf warmup data; exit $?"),
+        cr_assert_eq(flow_run("exec timeout --foreground -s INT 2 sheaf warmup "
+                              "data; exit $?"),
                 124, "%d", flow.last.rc);
         cr_assert_eq(flow_run("sheaf warmup data & pid=$!; sleep 1.5; "
                               "kill -INT $pid; wait $pid"),
@@ -238,8 +238,9 @@ Test(cli, progress_and_interrupt_of_warmup)
         cr_assert_gt(flow_stat("origin.bytes"), 0);
         cr_assert_lt(flow_stat("origin.bytes"), 200000);
         /* On a terminal progress is drawn. */
-        flow_run("script -qec 'timeout -s INT 2 sheaf warmup data' "
-                 "/dev/null </dev/null");
+        flow_run(
+                "script -qec 'timeout --foreground -s INT 2 sheaf warmup data' "
+                "/dev/null </dev/null");
         cr_assert(strchr(flow.last.out, '%'), "no progress: %s", flow.last.out);
         cr_assert(flow_live());
         flow_stop();

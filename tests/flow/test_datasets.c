@@ -267,14 +267,14 @@ Test(datasets, given_up_listings_leave_nothing)
         make_tree();
         flow_start();
         for (int i = 0; i < 20; i++) {
-                flow_run("timeout -s %s 0.0%d sheaf add data%d %s",
+                flow_run("timeout --foreground -s %s 0.0%d sheaf add data%d %s",
                         i % 2 ? "KILL" : "INT", 1 + i % 9, i, flow.origin);
                 flow_run("sheaf rm --force data%d", i);
         }
         cr_assert(flow_until(30, versions() == 0), "%zu versions stay",
                 versions());
         flow_ok("sheaf add data %s", flow.origin);
-        flow_run("timeout -s INT 0.02 sheaf update data");
+        flow_run("timeout --foreground -s INT 0.02 sheaf update data");
         flow_ok("sheaf ls data");
         cr_assert(flow_until(30, !flow_run("sheaf update data")), "%s",
                 flow.last.err);

@@ -335,7 +335,7 @@ static void be_commander(double end)
         flow.run_limit_s = 60;
         while (flow_now() < end) {
                 const char *line = lines[pick(SHEAF_ARRAY_LEN(lines))];
-                char args[512], cut[32] = "";
+                char args[512], cut[48] = "";
                 int rc;
 
 #pragma GCC diagnostic push
@@ -346,7 +346,8 @@ static void be_commander(double end)
                 /* One of six is interrupted, by a signal it can or cannot
                  * catch. */
                 if (!pick(6))
-                        snprintf(cut, sizeof(cut), "timeout -s %s 0.%u",
+                        snprintf(cut, sizeof(cut),
+                                "timeout --foreground -s %s 0.%u",
                                 pick(2) ? "INT" : "KILL", 1 + pick(4));
                 if (!pick(12))
                         revoke_some();

@@ -434,8 +434,10 @@ Test(numbers, watch_shows_rates)
                 "!(n == 3 && rate == 3) }'");
         flow_ok("sheaf stats --watch=0.2 --json | awk '/\"seconds\"/ { n++ } "
                 "n == 3 { exit } END { exit !(n == 3) }'");
-        cr_assert_eq(flow_run("timeout -s INT 1 sheaf stats --watch=0.2 "
-                              ">/dev/null; test $? = 124 -o $? = 130"),
+        cr_assert_eq(
+                flow_run(
+                        "timeout --foreground -s INT 1 sheaf stats --watch=0.2 "
+                        ">/dev/null; test $? = 124 -o $? = 130"),
                 0);
         cr_assert_eq(flow_run("sheaf stats --watch=0"), 2);
         kill(reader, SIGKILL);
