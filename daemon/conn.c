@@ -183,6 +183,40 @@ void sheaf_conn_send(struct sheaf_conn *conn, const Sheaf__Envelope *env,
         conn->account->queue_bytes += out_bytes(out);
 }
 
+/* Errors for what was asked, whenever and by whom; the others are for what
+ * the daemon cannot do at the moment. */
+static bool is_refusal(int rc)
+{
+        switch (-rc) {
+        case EBADMSG:
+        case EEXIST:
+        case EINVAL:
+        case ENOENT:
+        case ENOTDIR:
+        case ENOTUNIQ:
+        case EOPNOTSUPP:
+        case EPERM:
+        case EPROTO:
+        case ERANGE:
+        case ESTALE:
+                return true;
+        default:
+                return false;
+        }
+}
+
+static void note_refusal(struct sheaf_conn *conn, int rc)
+{
+        struct sheaf_server *server = conn->server;
+
+        server->stats.refused_requests++;
+        if (sheaf_log_once(&server->nonsense_once, 10 * SHEAF_NS_PER_SEC))
+                sheaf_log_rc(rc, SHEAF_LOG_INFO, "request refused",
+                        "uid=%u pid=%d refused=%llu", conn->who.uid,
+                        conn->who.pid,
+                        (unsigned long long)server->stats.refused_requests);
+}
+
 void sheaf_conn_error(
         struct sheaf_conn *conn, uint64_t id, int rc, const char *format, ...)
 {
@@ -194,6 +228,8 @@ void sheaf_conn_error(
         va_start(args, format);
         vsnprintf(text, sizeof(text), format, args);
         va_end(args);
+        if (is_refusal(rc))
+                note_refusal(conn, rc);
         error.errno_value = -rc;
         error.message = text;
         env.id = id;

@@ -145,11 +145,12 @@ void sheaf_server_drop_grant(struct sheaf_server *server, uint64_t grant);
 
 struct sheaf_server_stats {
         uint64_t accepted, refused, dropped_slow, bad_messages, pins_freed_dead;
-        uint64_t dropped_mute; /* said no Hello when room was needed */
-        uint64_t dropped_pins; /* pinned more than they were granted */
-        uint64_t fds_max;      /* limit of descriptors */
-        uint64_t copy_bytes;   /* of copies that clients hold, now */
-        bool crowded;          /* nearly all are in use, now */
+        uint64_t refused_requests; /* they decode and make no sense */
+        uint64_t dropped_mute;     /* said no Hello when room was needed */
+        uint64_t dropped_pins;     /* pinned more than they were granted */
+        uint64_t fds_max;          /* limit of descriptors */
+        uint64_t copy_bytes;       /* of copies that clients hold, now */
+        bool crowded;              /* nearly all are in use, now */
 };
 void sheaf_server_stats(const struct sheaf_server *server,
         struct sheaf_server_stats *ret_stats);

@@ -41,7 +41,7 @@ struct sheaf_server {
         int fds_max, fds_kept; /* the last ones are for our own work */
         struct sheaf_server_stats stats;
         struct sheaf_log_once refused_once, bad_once, slow_once, crowded_once;
-        struct sheaf_log_once pins_once;
+        struct sheaf_log_once pins_once, nonsense_once;
         struct sheaf_watch watch_all, watch_strict;
 };
 

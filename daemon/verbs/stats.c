@@ -343,6 +343,7 @@ static void server_metrics(struct sheet *s)
         counter(s, "clients.dropped_mute", "", server.dropped_mute);
         counter(s, "clients.dropped_pins", "", server.dropped_pins);
         counter(s, "clients.bad_messages", "", server.bad_messages);
+        counter(s, "clients.refused_requests", "", server.refused_requests);
         counter(s, "clients.pins_freed_dead", "", server.pins_freed_dead);
         gauge(s, "fetch.in_flight", "", fetch.in_flight);
         gauge(s, "fetch.queued", "", fetch.queued);

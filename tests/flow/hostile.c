@@ -113,6 +113,16 @@ void hostile_end_as(const char *test, const char *suffix)
                 "%s", flow.last.out);
 }
 
+void hostile_refused(unsigned long count)
+{
+        cr_expect_eq(flow_stat("clients.refused_requests"), count,
+                "%.0f refused requests counted, of %lu",
+                flow_stat("clients.refused_requests"), count);
+        flow_ok("n=$(grep -c 'request refused' %s); test $n -ge 1 && "
+                "test $n -le 30",
+                flow.log);
+}
+
 /* ---- the honest reader ---- */
 
 void hostile_daemon_away(bool away)

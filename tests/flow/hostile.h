@@ -31,6 +31,9 @@ void hostile_check_others(const char *name);
 /* Ends the honest reader, for tests of what nobody holds; no hostile_end()
  * after that. */
 void hostile_reader_leave(void);
+/* Of requests that make no sense since the test began just these were refused,
+ * each is counted, and it is logged once in ten seconds. */
+void hostile_refused(unsigned long count);
 /* Around the time in which a test has stopped the daemon: the honest reader
  * cannot connect anew. */
 void hostile_daemon_away(bool away);

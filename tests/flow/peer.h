@@ -17,6 +17,7 @@
 struct peer {
         int sock;
         uint64_t id;
+        unsigned long errors; /* that were answers to call() */
 };
 
 static inline Sheaf__Envelope envelope(
@@ -68,8 +69,10 @@ static inline int call(
         rc = await(p, env.id, &msg, NULL, NULL);
         if (rc)
                 return rc;
-        if (msg.env->body_case == SHEAF__ENVELOPE__BODY_ERROR)
+        if (msg.env->body_case == SHEAF__ENVELOPE__BODY_ERROR) {
                 rc = -msg.env->error->errno_value;
+                p->errors++;
+        }
         sheaf_wire_msg_free(&msg);
         return rc;
 }

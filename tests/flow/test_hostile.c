@@ -219,6 +219,8 @@ Test(hostile, wrong_descriptors)
                 close(fds[i]);
         close(pair[1]);
         close(pipe_fd[0]);
+        hostile_refused(p.errors);
+        cr_expect_geq(p.errors, 4 * SHEAF_ARRAY_LEN(fds) + 1);
         hostile_end();
 }
 
@@ -391,6 +393,7 @@ Test(hostile, absurd_numbers)
                                      &close_body),
                              NULL, 0),
                 0);
+        hostile_refused(p.errors);
         for (size_t i = 0; i < count; i++)
                 close(fds[i]);
         close(p.sock);

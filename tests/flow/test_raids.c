@@ -100,8 +100,10 @@ static void end(const char *test)
         hostile_end_as(test, "");
 }
 
-/* Runs @raid as another user until it exits. */
-static void by_stranger(const char *test, void (*raid)(void))
+/* Runs @raid as another user until it exits. At least @refused of what it asks
+ * makes no sense. */
+static void by_stranger(
+        const char *test, void (*raid)(void), unsigned int refused)
 {
         pid_t pid = hostile_fork(HOSTILE_STRANGER);
 
@@ -111,6 +113,7 @@ static void by_stranger(const char *test, void (*raid)(void))
                 _exit(0);
         }
         hostile_join(pid, 90);
+        cr_expect_geq(flow_stat("clients.refused_requests"), refused);
         end(test);
 }
 
@@ -242,6 +245,8 @@ Test(raids, absurd_numbers)
         cr_assert_eq(open_quietly(&p, "data", &opened), 0);
         absurd_names(&p, opened.handle);
         absurd_fields(&p, opened.handle);
+        hostile_refused(p.errors);
+        cr_expect_geq(p.errors, 30);
         close_opened(&opened);
         close(p.sock);
         end(__func__);
@@ -367,7 +372,7 @@ static void flood_binds(void)
 
 Test(raids, binds)
 {
-        by_stranger(__func__, flood_binds);
+        by_stranger(__func__, flood_binds, 1);
 }
 
 /* Each epoch once, from both ends, a slot of each: a journal each. */
@@ -392,7 +397,7 @@ static void flood_epochs(void)
 
 Test(raids, epochs)
 {
-        by_stranger(__func__, flood_epochs);
+        by_stranger(__func__, flood_epochs, 0);
 }
 
 /* What is no sealed bitmap of that name; -1: none at all. The caller's. */
@@ -450,9 +455,10 @@ static void flood_subsets(void)
 
 Test(raids, subsets)
 {
-        by_stranger(__func__, flood_subsets);
+        by_stranger(__func__, flood_subsets, 150);
         /* Of hundreds: at most one in ten seconds of a test's longest time. */
         flow_ok("test $(grep -c 'job not begun' %s) -le 30", flow.log);
+        flow_ok("test $(grep -c 'request refused' %s) -le 30", flow.log);
 }
 
 /* Bitmaps that are no bitmaps, of too few and of too many samples, for slots
@@ -491,5 +497,5 @@ static void flood_restores(void)
 
 Test(raids, restores)
 {
-        by_stranger(__func__, flood_restores);
+        by_stranger(__func__, flood_restores, 150);
 }
