@@ -5,6 +5,7 @@
  *    dataset counted to a sum before the dataset goes: no total ever falls
  *  2 a sum is of datasets with the same owner and sharing, and seen by whom
  *    these were seen by: it tells nobody what another had
+ *  3 whoever is told of all, however long it takes, is told of each count once
  *
  * Threads: loop thread. */
 #include "daemon/registry/internal.h"
@@ -29,6 +30,16 @@ static void add(
 
         for (size_t i = 0; i < WORDS; i++)
                 sum[i] += words[i];
+}
+
+static void take(
+        struct sheaf_reg_counts *from, const struct sheaf_reg_counts *what)
+{
+        uint64_t *left = (uint64_t *)from;
+        const uint64_t *words = (const uint64_t *)what;
+
+        for (size_t i = 0; i < WORDS; i++)
+                left[i] -= SHEAF_MIN(left[i], words[i]);
 }
 
 static void add_origin(
@@ -83,9 +94,37 @@ int sheaf_registry_keep_counts(struct sheaf_reg_dataset *dataset)
         return 0;
 }
 
-bool sheaf_registry_removed_counts(const struct sheaf_registry *registry,
-        const struct sheaf_principal *who, struct sheaf_reg_counts *ret_counts)
+void sheaf_registry_tell(
+        struct sheaf_registry *registry, struct sheaf_reg_telling *telling)
 {
+        LIST_INSERT_HEAD(&registry->tellings, telling, link);
+}
+
+void sheaf_registry_told(struct sheaf_reg_telling *telling)
+{
+        LIST_REMOVE(telling, link);
+}
+
+void sheaf_registry_left(struct sheaf_reg_dataset *dataset)
+{
+        struct sheaf_reg_telling *telling;
+        struct sheaf_reg_counts counts;
+
+        if (dataset->left)
+                return; /* two removals at once */
+        dataset->left = true;
+        sheaf_registry_counts(dataset, &counts);
+        LIST_FOREACH (telling, &dataset->registry->tellings, link)
+                if (dataset->record->id <= telling->last &&
+                        sheaf_registry_may_read(dataset, telling->who))
+                        add(&telling->twice, &counts);
+}
+
+bool sheaf_registry_removed_counts(const struct sheaf_registry *registry,
+        const struct sheaf_reg_telling *telling,
+        struct sheaf_reg_counts *ret_counts)
+{
+        const struct sheaf_principal *who = telling->who;
         struct sheaf_reg_counts counts;
         struct sheaf_kept_counts *kept;
         struct sheaf_reg_dataset *ds;
@@ -109,6 +148,7 @@ bool sheaf_registry_removed_counts(const struct sheaf_registry *registry,
                 add(ret_counts, &counts);
                 any = true;
         }
+        take(ret_counts, &telling->twice);
         return any;
 }
 

@@ -24,6 +24,7 @@ struct sheaf_registry {
         struct sheaf_dataset_list datasets, leaving;
         LIST_HEAD(, sheaf_domain) domains;
         LIST_HEAD(, sheaf_kept_counts) kept_counts; /* of removed datasets */
+        LIST_HEAD(, sheaf_reg_telling) tellings;
         struct sheaf_arena_stats gone_arenas; /* counters of freed domains */
         uint32_t domain_numbers;
         bool (*grant_check)(void *arg, uint64_t grant, uint64_t dataset);

@@ -175,6 +175,7 @@ void sheaf_registry_unrecord(struct sheaf_reg_dataset *dataset)
         struct reg_change what = { 0 };
 
         sheaf_registry_forget(dataset);
+        sheaf_registry_left(dataset);
         change_start(dataset, &what, unrecord_begin, changed);
 }
 

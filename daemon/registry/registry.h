@@ -103,6 +103,7 @@ struct sheaf_reg_dataset {
         int64_t retry_ns; /* a detached origin is tried again then */
         bool listing;     /* add or update under way */
         bool removed;
+        bool left;        /* whoever tells of all knows that */
         bool moving;      /* to another domain: opened when it is there */
         uint32_t changes; /* of its record, under way or waiting */
         uint32_t busy;    /* tasks that use it */
@@ -197,7 +198,8 @@ SHEAF_MUST_CHECK int sheaf_registry_save(struct sheaf_reg_dataset *dataset);
 void sheaf_registry_seal(struct sheaf_reg_version *version,
         const struct sheaf_digest *root, sheaf_registry_done *done, void *arg);
 /* Forgets the dataset and gives its space back as soon as nothing uses it.
- * When its record cannot be removed, which is logged, it stays. */
+ * When its record cannot be removed, which is logged, it stays. @done closes
+ * its handles, and says so by sheaf_registry_left(). */
 void sheaf_registry_remove(struct sheaf_reg_dataset *dataset,
         sheaf_registry_done *done, void *arg);
 /* The same for one that has no version, so that nobody was told of it: at
@@ -216,9 +218,27 @@ SHEAF_MUST_CHECK int sheaf_registry_vacant(struct sheaf_reg_dataset *dataset);
 /* With the present reader's; meters of live clients are not in it. */
 void sheaf_registry_counts(const struct sheaf_reg_dataset *dataset,
         struct sheaf_reg_counts *ret_counts);
-/* Sum over removed datasets that @who could read; false: there is none. */
+/* Somebody is being told of all datasets, in the order of their ids, and then
+ * of what was removed, in several turns of the loop. Each is in it once: what
+ * was told and is removed meanwhile is not in the sum of the removed. */
+struct sheaf_reg_telling {
+        LIST_ENTRY(sheaf_reg_telling) link;
+        const struct sheaf_principal *who;
+        uint64_t last; /* id of the dataset that was told last */
+        struct sheaf_reg_counts twice;
+};
+
+/* @telling is zero, but for its @who; both stay until the end. */
+void sheaf_registry_tell(
+        struct sheaf_registry *registry, struct sheaf_reg_telling *telling);
+void sheaf_registry_told(struct sheaf_reg_telling *telling);
+/* The dataset was removed and its handles are closed, in this turn. */
+void sheaf_registry_left(struct sheaf_reg_dataset *dataset);
+/* Sum over removed datasets that the reader could read; false: there is none.
+ */
 bool sheaf_registry_removed_counts(const struct sheaf_registry *registry,
-        const struct sheaf_principal *who, struct sheaf_reg_counts *ret_counts);
+        const struct sheaf_reg_telling *telling,
+        struct sheaf_reg_counts *ret_counts);
 
 /* ---- opening ---- */
 

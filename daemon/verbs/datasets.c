@@ -270,6 +270,7 @@ static void removed(void *arg, int rc)
         if (!rc) {
                 if (call->daemon->server) /* not when it stops */
                         close_handles(call->daemon->server, ds);
+                sheaf_registry_left(ds);
                 sheaf_log(SHEAF_LOG_INFO, "dataset removed", "name=%s owner=%u",
                         ds->record->name, ds->record->owner_uid);
         }

@@ -209,12 +209,13 @@ static void add_counts(
         counter(s, "origin.read_ns", label, c->read_ns);
 }
 
-static void removed_metrics(struct sheet *s)
+static void removed_metrics(
+        struct sheet *s, const struct sheaf_reg_telling *telling)
 {
         struct sheaf_reg_counts c;
 
         if (!sheaf_registry_removed_counts(
-                    s->conn->daemon->registry, &s->conn->who, &c))
+                    s->conn->daemon->registry, telling, &c))
                 return;
         add_meter(s, REMOVED_LABEL, "", c.meter, c.op, true);
         add_counts(s, REMOVED_LABEL, &c);
@@ -390,15 +391,23 @@ static void sheet_end(struct sheet *s)
 /* Everything, as the client reads it. */
 struct stats_call {
         struct sheaf_call call; /* first */
-        uint64_t last;          /* id of the dataset that was told last */
+        struct sheaf_reg_telling telling;
 };
+
+static void stats_abandon(struct sheaf_call *call)
+{
+        struct stats_call *stats = (struct stats_call *)call;
+
+        sheaf_registry_told(&stats->telling);
+        free(stats);
+}
 
 static void stats_on(struct sheaf_call *call)
 {
         struct stats_call *stats = (struct stats_call *)call;
         struct sheaf_conn *conn = call->conn;
-        struct sheaf_reg_dataset *ds =
-                sheaf_registry_next(conn->daemon->registry, stats->last);
+        struct sheaf_reg_dataset *ds = sheaf_registry_next(
+                conn->daemon->registry, stats->telling.last);
         struct sheet *s;
 
         if (!sheaf_conn_has_room(conn))
@@ -406,7 +415,7 @@ static void stats_on(struct sheaf_call *call)
         s = sheet_new(conn, call->id);
         for (; s && ds && sheaf_conn_has_room(conn);
                 ds = TAILQ_NEXT(ds, link)) {
-                stats->last = ds->record->id;
+                stats->telling.last = ds->record->id;
                 if (sheaf_registry_may_read(ds, &conn->who))
                         dataset_metrics(s, ds);
         }
@@ -416,16 +425,11 @@ static void stats_on(struct sheaf_call *call)
                 return;
         }
         sheaf_call_end(call);
-        free(stats);
-        if (!s)
-                return;
-        removed_metrics(s);
-        sheet_end(s);
-}
-
-static void stats_abandon(struct sheaf_call *call)
-{
-        free(call);
+        if (s) {
+                removed_metrics(s, &stats->telling);
+                sheet_end(s);
+        }
+        stats_abandon(call);
 }
 
 static void stats_all(struct sheaf_conn *conn, uint64_t id)
@@ -439,6 +443,8 @@ static void stats_all(struct sheaf_conn *conn, uint64_t id)
                 sheaf_conn_error(conn, id, rc, "too many requests at once");
                 return;
         }
+        stats->telling.who = &conn->who;
+        sheaf_registry_tell(conn->daemon->registry, &stats->telling);
         stats->call.resume = stats_on;
         stats_on(&stats->call);
 }

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Datasets that are listed, presented, removed and given up all at once. */
-#include "tests/flow/harness.h"
+#include "tests/flow/peer.h"
 
-#include <criterion/criterion.h>
 #include <dirent.h>
+#include <linux/sockios.h>
 #include <signal.h>
-#include <stdio.h>
+#include <sys/ioctl.h>
 #include <sys/resource.h>
 
 TestSuite(datasets, .init = flow_init, .fini = flow_fini, .timeout = 110);
@@ -257,6 +257,155 @@ Test(datasets, totals_never_fall)
         cr_expect_eq(flow_run_as(4321, 0, "sheaf stats --json"), 0, "%s",
                 flow.last.err);
         cr_expect_not(strstr(flow.last.out, "~removed"), "%s", flow.last.out);
+        flow_stop();
+}
+
+/* ---- answers that take several turns ---- */
+
+#define SETS  20
+#define ASKED 40 /* far more than is queued for a client */
+
+struct sheet {
+        double sum[SHEAF_ARRAY_LEN(counted)];
+        bool first, last; /* of the datasets that go: told by its own row */
+};
+
+/* The name makes the rows long. */
+static const char *set_name(int i)
+{
+        static char name[16 + 150];
+
+        memset(name, 'x', sizeof(name));
+        snprintf(name + 150, 16, "%d", i);
+        return name;
+}
+
+static void add_up(struct sheet *sheet, const Sheaf__Stats *stats,
+        const char *first, const char *last)
+{
+        for (size_t i = 0; i < stats->n_metric; i++) {
+                const Sheaf__Metric *m = stats->metric[i];
+
+                if (!*m->dataset || *m->client)
+                        continue;
+                sheet->first |= !strcmp(m->dataset, first);
+                sheet->last |= !strcmp(m->dataset, last);
+                for (size_t k = 0; k < SHEAF_ARRAY_LEN(counted); k++)
+                        if (!strcmp(m->name, counted[k]))
+                                sheet->sum[k] += m->value;
+        }
+}
+
+/* Asks again and again, and reads nothing before all is asked for, and what
+ * fits is queued. */
+static struct peer ask_without_reading(void)
+{
+        struct peer p = greet();
+        Sheaf__GetStats stats = SHEAF__GET_STATS__INIT;
+        int unread = 1;
+
+        for (int i = 0; i < ASKED; i++) {
+                Sheaf__Envelope env =
+                        envelope(&p, SHEAF__ENVELOPE__BODY_GET_STATS, &stats);
+
+                cr_assert_eq(sheaf_wire_send(p.sock, &env, NULL, 0), 0);
+        }
+        cr_assert(flow_until(
+                30, ioctl(p.sock, SIOCOUTQ, &unread) == 0 && !unread));
+        flow_ok("sheaf ls"); /* a turn later */
+        return p;
+}
+
+/* An array of all answers; the caller's. */
+static struct sheet *read_sheets(
+        struct peer *p, const char *first, const char *last)
+{
+        struct sheet *sheets = calloc(ASKED, sizeof(*sheets));
+        uint64_t begin = p->id - ASKED + 1;
+        size_t ends = 0;
+
+        cr_assert(sheets);
+        while (ends < ASKED) {
+                struct sheaf_wire_msg msg;
+
+                cr_assert_eq(sheaf_wire_recv(p->sock, &msg), 1);
+                cr_assert_eq(msg.env->body_case, SHEAF__ENVELOPE__BODY_STATS);
+                add_up(&sheets[msg.env->id - begin], msg.env->stats, first,
+                        last);
+                ends += !msg.env->more;
+                sheaf_wire_msg_free(&msg);
+        }
+        close(p->sock);
+        return sheets;
+}
+
+static pid_t hold_open(const char *name, int written)
+{
+        struct sheaf_session *session;
+        struct sheaf_dataset *ds;
+        pid_t pid = flow_fork(0, 0);
+
+        if (pid)
+                return pid;
+        for (int i = 0; i < 3; i++) {
+                if (!i && flow_open(name, &session, &ds))
+                        _exit(1);
+                if (flow_check_view(ds, "f", 1, 300000))
+                        _exit(2);
+        }
+        (void)!write(written, "x", 1);
+        while (true)
+                pause();
+}
+
+/* Two datasets go while the rows of one were told, and the other's not; it is
+ * read on when versions of @stay are left. */
+static void told_once(int first_number, int last_number, size_t stay)
+{
+        sheaf_autofree char *first = strdup(set_name(first_number)),
+                            *last = strdup(set_name(last_number));
+        struct sheet *sheets;
+        struct peer p;
+        int fds[2], parted = 0;
+        pid_t pid;
+        char c;
+
+        cr_assert_eq(pipe(fds), 0);
+        pid = hold_open(first, fds[1]);
+        cr_assert(pid > 0);
+        cr_assert_eq(read(fds[0], &c, 1), 1);
+        close(fds[0]);
+        close(fds[1]);
+        p = ask_without_reading();
+        flow_ok("sheaf rm --force %s && sheaf rm %s", first, last);
+        cr_assert(flow_until(30, versions() <= stay));
+        sheets = read_sheets(&p, first, last);
+        for (size_t i = 0; i < ASKED; i++) {
+                parted += sheets[i].first && !sheets[i].last;
+                for (size_t k = 0; k < SHEAF_ARRAY_LEN(counted); k++)
+                        cr_expect_eq(sheets[i].sum[k], sheets[0].sum[k],
+                                "%s in answer %zu: %.0f, %.0f before",
+                                counted[k], i, sheets[i].sum[k],
+                                sheets[0].sum[k]);
+        }
+        cr_expect(sheets[0].first && sheets[0].last);
+        cr_expect_geq(parted, 1);
+        free(sheets);
+        kill(pid, SIGKILL);
+        flow_join(pid, 5);
+}
+
+/* Each count is told once, by the dataset or among the removed. */
+Test(datasets, removed_while_they_are_told)
+{
+        flow_file(1, 300000, "f");
+        flow_start();
+        for (int i = 0; i < SETS; i++)
+                flow_ok("sheaf add %s %s", set_name(i), flow.origin);
+        for (int i = 0; i < SETS; i++)
+                read_all(set_name(i));
+        told_once(0, SETS - 1, SETS);
+        told_once(1, SETS - 2, SETS - 4);
         flow_stop();
 }
 
