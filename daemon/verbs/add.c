@@ -145,12 +145,12 @@ static void job_answer(struct listing_job *job)
         struct sheaf_info_space space;
         struct sheaf_conn *conn = job->call.conn;
 
-        tell_summary(job);
         ds->listing = false;
-        if (!job->call.conn) {
+        if (!conn) {
                 job_free(job);
                 return;
         }
+        tell_summary(job);
         sheaf_dataset_fill_info(
                 ds, sheaf_registry_version(ds, NULL), &info, &space);
         info.unchanged = job->unchanged;

@@ -382,6 +382,43 @@ Test(store_faults, commands_wait_alone_for_a_slow_index, .timeout = 150)
         flow_stop();
 }
 
+/* Who gave a command dies while the index is written: the command ends by
+ * itself, with all that there is to tell, and the daemon lives on. */
+Test(store_faults, commands_end_without_their_client, .timeout = 150)
+{
+        static const char *const commands[] = { "add --share all new%d %s",
+                "update set%d %s", "share --force set%d all", "seal set%d",
+                "grant set%d --dir %s", "verify set%d", "warmup set%d",
+                "warmup --evict set%d", "rm --force set%d", "rm set%d" };
+
+        make_set();
+        /* There is something to tell of this tree. */
+        flow_file(1, SMALL_BYTES, "../other/f");
+        cr_assert(!symlink("/etc/passwd", flow_path("other/away")));
+        cr_assert(!mkfifo(flow_path("other/pipe"), 0600));
+        for (int i = 0; i < 3; i++)
+                flow_ok("sheaf add set%d %s", i, flow_path("other"));
+        flow_file(2, SMALL_BYTES, "../other/g");
+        flow_faulty("write,sync path=/catalog delay=250\n");
+        for (size_t i = 0; i < SHEAF_ARRAY_LEN(commands); i++)
+                for (int cut = 1; cut <= 3; cut++) {
+                        char command[128];
+
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wformat-nonliteral"
+                        snprintf(command, sizeof(command), commands[i], cut - 1,
+                                flow_path("other"));
+#pragma GCC diagnostic pop
+                        flow_run("timeout -s KILL 0.%d sheaf %s", 2 * cut,
+                                command);
+                        cr_assert(flow_until(10, flow_live()), "after: %s",
+                                command);
+                }
+        flow_faulty("%s", "");
+        read_all();
+        flow_stop();
+}
+
 /* Right after a warmup most of it is still on its way to a slow disk: that
  * can be shared, and what is evicted does not come back. */
 Test(store_faults, evict_is_final_and_share_waits)
