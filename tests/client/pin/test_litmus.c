@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <sys/wait.h>
 
-#define TRIES 12
+#define TRIES 24
 
 static int litmus(const char *build, const char *seconds)
 {
