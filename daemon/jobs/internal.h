@@ -192,7 +192,8 @@ const char *sheaf_kept_next(DIR *list);
 void sheaf_kept_remove(int at, const char *name);
 /* Free it with sheaf_record__job__free_unpacked; NULL: none. Any thread. */
 SheafRecord__Job *sheaf_kept_read_about(int dir);
-/* What the job is, for lists and bounds. Any thread. */
+/* What the job is, for lists and bounds; written unless it is there and can be
+ * read: a loss of power may have left an empty file. Any thread. */
 #define SHEAF_KEPT_ABOUT     "about"
 #define SHEAF_KEPT_ABOUT_NEW "about.new"
 void sheaf_kept_write_about(const struct sheaf_live_job *job);

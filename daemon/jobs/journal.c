@@ -129,6 +129,8 @@ static int work_read(struct sheaf_live_job *job)
                 return rc;
         if (journal.any)
                 job->begun = journal.newest + 1;
+        if (journal.any && job->task == SHEAF_JOB_OPEN)
+                sheaf_kept_write_about(job);
         rc = to_runs(job, &journal);
         sheaf_journal_clear(&journal);
         return rc;

@@ -71,10 +71,13 @@ void sheaf_kept_write_about(const struct sheaf_live_job *job)
         uint8_t bytes[ABOUT_MAX];
         sheaf_autofd int dir =
                 sheaf_again(open(job->dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+        SheafRecord__Job *had = dir < 0 ? NULL : sheaf_kept_read_about(dir);
         sheaf_autofd int fd = -1;
         size_t len;
 
-        if (dir < 0 || !faccessat(dir, SHEAF_KEPT_ABOUT, F_OK, 0))
+        if (had)
+                sheaf_record__job__free_unpacked(had, NULL);
+        if (dir < 0 || had)
                 return;
         about.name = (char *)job->name;
         about.uid = job->owner.uid;

@@ -128,6 +128,29 @@ static int sum_up(const struct sheaf_kept_query *query, DIR *list,
         return rc;
 }
 
+/* What tells whose it is goes last: one who is interrupted can try again. What
+ * was answered outlives a loss of power, or the next run of that name would go
+ * on with the old one's epochs. */
+static int remove_job(int version, const char *id)
+{
+        DIR *list = sheaf_kept_list(version, id);
+        const char *name;
+        int rc = 0;
+
+        while ((name = sheaf_kept_next(list)))
+                if (strcmp(name, SHEAF_KEPT_ABOUT) &&
+                        unlinkat(dirfd(list), name, 0) && !rc)
+                        rc = -errno;
+        if (list)
+                closedir(list);
+        if (rc)
+                return rc;
+        sheaf_kept_remove(version, id);
+        if (!faccessat(version, id, F_OK, AT_SYMLINK_NOFOLLOW))
+                return -ENOTEMPTY;
+        return sheaf_again(fsync(version)) ? -errno : 0;
+}
+
 static int look_at(struct sheaf_kept_query *query, const uint8_t uuid[16],
         int version, const char *id)
 {
@@ -148,12 +171,12 @@ static int look_at(struct sheaf_kept_query *query, const uint8_t uuid[16],
         if (!query->remove)
                 rc = sum_up(query, list, &kept);
         closedir(list);
+        if (query->remove)
+                rc = remove_job(version, id);
         if (rc < 0) {
                 kept_clear(&kept);
                 return rc;
         }
-        if (query->remove)
-                sheaf_kept_remove(version, id);
         query->found[query->count++] = kept;
         return 0;
 }

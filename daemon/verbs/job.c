@@ -136,6 +136,9 @@ static void fail(struct job_call *c, int rc)
                 sheaf_conn_error(conn, id, rc,
                         "no job '%s' of yours has a journal; see: sheaf job ls",
                         name);
+        else if (c->query.remove)
+                sheaf_conn_error(conn, id, rc,
+                        "the journals of job '%s' cannot be removed", name);
         else
                 sheaf_conn_error(conn, id, rc, "journals cannot be read");
         job_call_free(c);

@@ -8,6 +8,7 @@
 
 #include "daemon/clock.h"
 #include "daemon/registry/listing_block.h"
+#include "daemon/registry/registry.h"
 #include "daemon/records.pb-c.h"
 #include "daemon/store/store.h"
 #include "tests/flow/cut.h"
@@ -25,6 +26,7 @@
 #include <sys/stat.h>
 
 #define GROUPS_MAX   8
+#define GRANTS_MAX   8
 #define VERSIONS_MAX 8
 #define WRITES_MAX   64
 
@@ -45,6 +47,8 @@ struct check {
         struct sheaf_store *store;
         struct checked sets[GROUPS_MAX];
         unsigned int count;
+        SheafRecord__Grant *grants[GRANTS_MAX];
+        unsigned int grant_count;
         uint64_t on_disk; /* chunks that were served by the last pass */
 };
 
@@ -72,61 +76,6 @@ static int wrong(struct check *c, const char *format, ...)
 
 /* ---- truth ---- */
 
-void cut_truth_add(struct cut_truth *truth, uint32_t id, uint64_t size_bytes)
-{
-        static uint8_t bytes[SHEAF_CHUNK_BYTES_MAX];
-        uint64_t chunks = sheaf_chunk_count(size_bytes);
-        struct cut_file *file;
-
-        if (truth->count == truth->cap) {
-                truth->cap = truth->cap ? 2 * truth->cap : 1024;
-                truth->files = realloc(
-                        truth->files, truth->cap * sizeof(*truth->files));
-                cr_assert(truth->files);
-        }
-        file = &truth->files[truth->count++];
-        *file = (struct cut_file){ .id = id, .size_bytes = size_bytes };
-        file->digests = sheaf_new(struct sheaf_digest, chunks + 1);
-        for (uint64_t i = 0; i < chunks; i++) {
-                uint32_t len = sheaf_chunk_len(size_bytes, i);
-
-                flow_stamp_bytes(bytes, cut_stamp(id, size_bytes),
-                        i * SHEAF_CHUNK_BYTES_MAX, len);
-                sheaf_digest_of(bytes, len, &file->digests[i]);
-        }
-}
-
-static int by_file(const void *a, const void *b)
-{
-        const struct cut_file *x = a, *y = b;
-
-        if (x->id != y->id)
-                return x->id < y->id ? -1 : 1;
-        return x->size_bytes < y->size_bytes ? -1
-                                             : x->size_bytes > y->size_bytes;
-}
-
-void cut_truth_clear(struct cut_truth *truth)
-{
-        for (size_t i = 0; i < truth->count; i++)
-                free(truth->files[i].digests);
-        free(truth->files);
-        *truth = (struct cut_truth){ 0 };
-}
-
-void cut_truth_sort(struct cut_truth *truth)
-{
-        qsort(truth->files, truth->count, sizeof(*truth->files), by_file);
-}
-
-static const struct cut_file *find_truth(
-        const struct cut_truth *truth, uint32_t id, uint64_t size_bytes)
-{
-        struct cut_file key = { .id = id, .size_bytes = size_bytes };
-
-        return bsearch(&key, truth->files, truth->count, sizeof(key), by_file);
-}
-
 static const struct cut_file *truth_of(
         struct check *c, const struct sheaf_listing *listing, uint32_t entry)
 {
@@ -138,7 +87,7 @@ static const struct cut_file *truth_of(
         if (len < sizeof(text) && name[0] == 'f') {
                 memcpy(text, name, len);
                 text[len] = '\0';
-                file = find_truth(c->truth,
+                file = cut_truth_find(c->truth,
                         (uint32_t)strtoul(text + 1, NULL, 10),
                         listing->entries[entry].size_bytes);
         }
@@ -161,6 +110,19 @@ static int take_record(
                 record->n_version > VERSIONS_MAX || !record->n_version)
                 return wrong(c, "%s: unreadable record", key);
         c->sets[c->count++].record = record;
+        return 0;
+}
+
+static int take_grant(
+        void *arg, const char *key, const void *value, size_t len_bytes)
+{
+        struct check *c = arg;
+        SheafRecord__Grant *record =
+                sheaf_record__grant__unpack(NULL, len_bytes, value);
+
+        if (!record || c->grant_count == GRANTS_MAX || !record->n_dataset)
+                return wrong(c, "%s: unreadable record", key);
+        c->grants[c->grant_count++] = record;
         return 0;
 }
 
@@ -229,23 +191,59 @@ static void describe(const struct checked *set, char ret_text[12])
                 record->root_digest.len ? "s" : "");
 }
 
+static const struct checked *find_set(const struct check *c, const char *name)
+{
+        for (unsigned int k = 0; k < c->count; k++)
+                if (!strcmp(c->sets[k].record->name, name))
+                        return &c->sets[k];
+        return NULL;
+}
+
+static void describe_share(
+        const SheafRecord__Dataset *record, char ret_text[12])
+{
+        if (record->share_kind == SHEAF_SHARE_GROUP)
+                snprintf(ret_text, 12, "group:%u", record->share_gid);
+        else
+                strcpy(ret_text, record->share_kind == SHEAF_SHARE_ALL
+                                         ? "all"
+                                         : "owner");
+}
+
+/* What is true of what a claim is about; of a dataset its bytes on disk. */
+static void look_up(const struct check *c, const char *name, char ret_text[12],
+        uint64_t *ret_bytes)
+{
+        const struct checked *set;
+
+        strcpy(ret_text, "absent");
+        *ret_bytes = 0;
+        if (!strncmp(name, "grant:", 6)) {
+                for (unsigned int k = 0; k < c->grant_count; k++)
+                        if (!strcmp(c->grants[k]->label, name + 6))
+                                strcpy(ret_text, "there");
+        } else if (!strncmp(name, "share:", 6)) {
+                set = find_set(c, name + 6);
+                if (set)
+                        describe_share(set->record, ret_text);
+        } else {
+                set = find_set(c, name);
+                if (!set)
+                        return;
+                describe(set, ret_text);
+                sheaf_version_disk(set->versions[set->count - 1], ret_bytes);
+        }
+}
+
 static int compare_claims(struct check *c)
 {
         for (unsigned int i = 0; i < c->claims->count; i++) {
                 const struct cut_claim *claim = &c->claims->claims[i];
-                char is[12] = "absent", want[128] = "";
-                uint64_t bytes = 0;
+                char is[12], want[128] = "";
+                uint64_t bytes;
                 bool good = false;
 
-                for (unsigned int k = 0; k < c->count; k++) {
-                        struct checked *set = &c->sets[k];
-
-                        if (strcmp(set->record->name, claim->name))
-                                continue;
-                        describe(set, is);
-                        sheaf_version_disk(
-                                set->versions[set->count - 1], &bytes);
-                }
+                look_up(c, claim->name, is, &bytes);
                 for (unsigned int k = 0; k < claim->count; k++) {
                         good |= !strcmp(is, claim->states[k]);
                         strcat(want, " ");
@@ -261,6 +259,36 @@ static int compare_claims(struct check *c)
                                 (unsigned long long)claim->disk_bytes);
         }
         return 0;
+}
+
+/* Numbers name datasets in grants, and domains: none comes again. */
+static int check_numbers(struct check *c)
+{
+        uint64_t dataset = 0, grant = 0, next;
+
+        for (unsigned int k = 0; k < c->count; k++)
+                dataset = SHEAF_MAX(dataset, c->sets[k].record->id);
+        for (unsigned int k = 0; k < c->grant_count; k++) {
+                grant = SHEAF_MAX(grant, c->grants[k]->serial);
+                for (size_t i = 0; i < c->grants[k]->n_dataset; i++)
+                        dataset = SHEAF_MAX(dataset, c->grants[k]->dataset[i]);
+        }
+        if (sheaf_store_next(c->store, "dataset", &next) || next <= dataset)
+                return wrong(c, "the number %llu of a dataset comes again",
+                        (unsigned long long)dataset);
+        if (sheaf_store_next(c->store, "grant", &next) || next <= grant)
+                return wrong(c, "the number %llu of a grant comes again",
+                        (unsigned long long)grant);
+        return 0;
+}
+
+static int check_jobs(struct check *c)
+{
+        char why[512];
+        int rc = cut_jobs_check(c->cache, &c->truth->jobs, &c->claims->jobs,
+                &c->report->jobs, why);
+
+        return rc ? wrong(c, "%s", why) : 0;
 }
 
 /* ---- chunks ---- */
@@ -537,8 +565,10 @@ static int store_open(struct check *c)
         snprintf(damaged, sizeof(damaged), "%s/catalog.damaged", c->cache);
         if (!access(damaged, F_OK))
                 return wrong(c, "the catalog was given up");
-        c->count = 0;
+        c->count = c->grant_count = 0;
         rc = sheaf_store_each(c->store, "dataset/", take_record, c);
+        if (!rc)
+                rc = sheaf_store_each(c->store, "grant/", take_grant, c);
         /* As the daemon does when it knows its datasets. */
         if (!rc) {
                 sheaf_version_sweep(c->store, is_version, c);
@@ -561,6 +591,8 @@ static void store_close(struct check *c)
                 sheaf_record__dataset__free_unpacked(set->record, NULL);
                 *set = (struct checked){ 0 };
         }
+        for (unsigned int k = 0; k < c->grant_count; k++)
+                sheaf_record__grant__free_unpacked(c->grants[k], NULL);
 }
 
 static uint64_t used(struct check *c)
@@ -595,7 +627,10 @@ static int compare_usage(struct check *c)
 {
         double end = flow_now() + 10;
         uint64_t says = 0, is = 0;
+        char jobs[PATH_MAX + 8];
 
+        snprintf(jobs, sizeof(jobs), "%s/jobs", c->cache);
+        sheaf_store_set_journals(c->store, du(jobs));
         do {
                 uv_run(&c->loop, UV_RUN_NOWAIT);
                 says = used(c);
@@ -631,6 +666,10 @@ static int check_store(struct check *c)
         rc = store_open(c);
         if (!rc)
                 rc = compare_claims(c);
+        if (!rc)
+                rc = check_numbers(c);
+        if (!rc)
+                rc = check_jobs(c);
         if (!rc)
                 rc = check_files(c, true);
         if (!rc)

@@ -5,6 +5,7 @@
 #define SHEAF_TESTS_FLOW_CUT_CHECK_H
 
 #include "proto/digest.h"
+#include "tests/flow/cut_jobs.h"
 
 /* Stamped files that ever were at an origin, by id and size. A file's name is
  * f and its id; its content's stamp tells its size too (cut_stamp). */
@@ -17,6 +18,7 @@ struct cut_file {
 struct cut_truth {
         struct cut_file *files;
         size_t count, cap;
+        struct cut_jobs jobs;
 };
 
 /* The stamp of file @id when it has @size_bytes: the last digit of the size,
@@ -30,9 +32,16 @@ void cut_truth_add(struct cut_truth *truth, uint32_t id, uint64_t size_bytes);
 /* Once all are there, before any check. */
 void cut_truth_sort(struct cut_truth *truth);
 void cut_truth_clear(struct cut_truth *truth);
+/* NULL: there never was such a file. */
+const struct cut_file *cut_truth_find(
+        const struct cut_truth *truth, uint32_t id, uint64_t size_bytes);
 
-/* What may be true of a dataset: "absent", or gN for its newest version (N:
- * generation of its first file), with s behind it when sealed. */
+/* What may be true of something:
+ *
+ *   NAME         a dataset: "absent", or gN for its newest version (N:
+ *                generation of its first file), with s behind it when sealed
+ *   share:NAME   who may read it: "owner", "group:GID", "all"; "absent"
+ *   grant:LABEL  "there", "absent" */
 struct cut_claim {
         char name[32];
         char states[6][12];
@@ -42,8 +51,9 @@ struct cut_claim {
 };
 
 struct cut_claims {
-        struct cut_claim claims[8];
+        struct cut_claim claims[16];
         unsigned int count;
+        struct cut_jobs_claims jobs;
 };
 
 /* Shared with the child that checks. */
@@ -53,6 +63,7 @@ struct cut_report {
         uint64_t states, unclean, chunks, served, passed_through;
         uint64_t bad_headers, bad_payloads, rewritten;
         double open_s_max;
+        struct cut_jobs_figures jobs;
 };
 
 struct cut_report *cut_report_new(void);
@@ -67,7 +78,10 @@ struct cut_setting {
 /* Mounts @image_fd in a child and checks it, changing the image:
  *
  *  - the store opens within 5 s
- *  - each dataset is as one of its claims says, its listings are whole
+ *  - each dataset is as one of its claims says, its listings are whole; who
+ *    may read it and what was granted are as claimed; no number of a dataset
+ *    or a grant is given out again
+ *  - of journals of jobs a beginning is there, as cut_jobs.h says
  *  - a learned digest is the right one, a sealed version knows all of them
  *  - every chunk that is served has its bytes; so has every file that is
  *    handed out for passthrough

@@ -1,12 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Datasets come, are read, warmed up, changed, sealed and removed on a cache
- * that is too small for all of them; the daemon is killed and stopped.
+/* Datasets come, are read, warmed up, changed, sealed, shared, granted and
+ * removed on a cache that is too small for all of them; jobs bind their slots;
+ * the daemon is killed and stopped.
  *
  * Marks in the log, for cut_load_claims:
  *
  *   begin NAME STATE   asked for; a cut may show it or what was before
  *   done NAME STATE    acknowledged
+ *   also NAME STATE    the same, by the step before
  *   kept NAME BYTES    a clean stop left so much of it on disk
+ *   point, gone, ...   of jobs (cut_jobs_mark)
  *   running            a daemon was started: it may give disk space to others
  */
 #include "tests/flow/cut_load.h"
@@ -16,6 +19,7 @@
 
 #include <criterion/criterion.h>
 #include <stdio.h>
+#include <sys/stat.h>
 
 #define LARGE_BYTES (UINT64_C(5) << 20)
 #define READ_MAX    200u
@@ -62,6 +66,22 @@ static void make_set(struct cut_load *load, unsigned int k, const char *name,
         }
 }
 
+/* Samples of jobs: every other one is empty, and so always here. */
+static void make_samples(struct cut_load *load, unsigned int k)
+{
+        struct cut_set *set = &load->sets[k];
+
+        *set = (struct cut_set){ .name = CUT_JOBS_SET,
+                .first = 1000 * (k + 1),
+                .count = CUT_SLOTS,
+                .sizes = sheaf_new(uint64_t, CUT_SLOTS) };
+        cr_assert(set->sizes);
+        for (uint32_t i = 0; i < set->count; i++) {
+                set->sizes[i] = i % 2 ? 0 : 8;
+                make_file(load, set, i);
+        }
+}
+
 /* The first file, some others and a large one get their next generation. */
 static void change_set(struct cut_load *load, struct cut_set *set)
 {
@@ -88,6 +108,22 @@ static void step(struct cut_load *load, const char *name, const char *state,
         cut_disk_mark(load->disk, "begin %s %s", name, state);
         flow_ok("%s", command);
         cut_disk_mark(load->disk, "done %s %s", name, state);
+}
+
+static void grant(struct cut_load *load, unsigned int k, const char *datasets)
+{
+        static const char *const labels[CUT_GRANTS] = { "one", "two" };
+        const char *label = labels[k], *at;
+        char name[32];
+
+        snprintf(name, sizeof(name), "grant:%s", label);
+        mkdir(flow_path("%s", label), 0700);
+        step(load, name, "there", "sheaf grant %s --dir %s --label %s --json",
+                datasets, flow_path("%s", label), label);
+        at = strstr(flow.last.out, "\"id\"");
+        cr_assert(at && sscanf(at, "\"id\"%*[ :]\"%31[0-9a-f]",
+                                load->grants[k]) == 1,
+                "%s", flow.last.out);
 }
 
 /* Of tiny files some are enough here: cut_check reads all. */
@@ -211,40 +247,77 @@ static void start(struct cut_load *load)
 
 static void first_day(struct cut_load *load, bool tiny)
 {
+        struct cut_jobs *jobs = &load->truth->jobs;
+        struct cut_disk *disk = load->disk;
+
         start(load);
         if (tiny) {
                 step(load, "d", "g0", "sheaf add d %s/d", flow.origin);
                 flow_ok("sheaf warmup --disk d");
         }
         step(load, "a", "g0", "sheaf add a %s/a", flow.origin);
+        cut_disk_mark(disk, "also share:a owner");
         read_set(load, "a");
+        step(load, "j", "g0", "sheaf add j %s/j", flow.origin);
+        cut_jobs_bind(jobs, disk, CUT_JOB_KEPT, 0, 150, CUT_LEFT);
+        cut_jobs_save(jobs, disk, 0, 130);
         step(load, "b", "g0", "sheaf add b %s/b", flow.origin);
+        cut_disk_mark(disk, "also share:b owner");
         flow_ok("sheaf warmup --disk b");
+        step(load, "share:b", "all", "sheaf share b all --force");
+        cut_jobs_bind(jobs, disk, CUT_JOB_KEPT, 0, 250, CUT_FLUSHED);
+        cut_jobs_save(jobs, disk, 0, 210);
         change_set(load, &load->sets[0]);
         step(load, "a", "g1", "sheaf update a");
+        grant(load, 0, "a b");
         step(load, "b", "g0s", "sheaf seal b");
+        cut_jobs_bind(jobs, disk, CUT_JOB_KEPT, 0, CUT_SLOTS, CUT_LEFT);
         read_set(load, "a");
         flow_kill();
         start(load);
         read_set(load, "b");
+        flow_ok("sheaf warmup --evict j");
+        cut_jobs_bind(jobs, disk, CUT_JOB_KEPT, 1, 300, CUT_WRITTEN);
+        cut_jobs_save(jobs, disk, 1, 250);
+        step(load, "share:b", "group:4321", "sheaf share b group:4321 --force");
         stop(load, 2);
+}
+
+/* The same name, but another dataset: not shared, and in no grant. */
+static void replace_a(struct cut_load *load)
+{
+        cut_disk_mark(load->disk, "begin share:a absent");
+        step(load, "a", "absent", "sheaf rm a");
+        change_set(load, &load->sets[0]);
+        cut_disk_mark(load->disk, "begin share:a owner");
+        step(load, "a", "g2", "sheaf add a %s/a", flow.origin);
+        cut_disk_mark(load->disk, "also share:a owner");
 }
 
 static void second_day(struct cut_load *load, unsigned int sets)
 {
+        struct cut_jobs *jobs = &load->truth->jobs;
+        struct cut_disk *disk = load->disk;
         char path[64];
 
         start(load);
+        step(load, "share:a", "all", "sheaf share a all --force");
+        cut_jobs_bind(jobs, disk, CUT_JOB_REMOVED, 0, CUT_SLOTS, CUT_WRITTEN);
+        cut_jobs_bind(jobs, disk, CUT_JOB_REMOVED, 1, 64, CUT_WRITTEN);
+        grant(load, 1, "b");
         step(load, "c", "g0", "sheaf add c %s/c", flow.origin);
         read_set(load, "c");
         flow_ok("sheaf warmup --evict b");
         read_set(load, "b");
-        step(load, "a", "absent", "sheaf rm a");
-        change_set(load, &load->sets[0]);
-        step(load, "a", "g2", "sheaf add a %s/a", flow.origin);
+        cut_jobs_remove(jobs, disk);
+        replace_a(load);
         flow_ok("sheaf warmup a");
+        step(load, "grant:one", "absent", "sheaf grant --revoke %s",
+                load->grants[0]);
+        cut_jobs_bind(jobs, disk, CUT_JOB_REMOVED, 0, 100, CUT_FLUSHED);
         change_set(load, &load->sets[2]);
         step(load, "c", "g1", "sheaf update c");
+        cut_jobs_bind(jobs, disk, CUT_JOB_KEPT, 1, CUT_SLOTS, CUT_WRITTEN);
         step(load, "c", "g1s", "sheaf seal c");
         flow_mount("a", flow.mount);
         cr_assert_eq(
@@ -262,8 +335,9 @@ void cut_load_run(struct cut_load *load, struct cut_disk *disk,
         make_set(load, 0, "a", 120, 2, 64 << 10);
         make_set(load, 1, "b", 80, 1, 64 << 10);
         make_set(load, 2, "c", 60, 2, 1 << 20);
+        make_samples(load, 3);
         if (tiny)
-                make_set(load, 3, "d", TINY_FILES, 0, 1200);
+                make_set(load, 4, "d", TINY_FILES, 0, 1200);
         first_day(load, tiny);
         second_day(load, tiny ? CUT_SETS : CUT_SETS - 1);
         cut_truth_sort(truth);
@@ -274,6 +348,57 @@ void cut_load_clear(struct cut_load *load)
         for (unsigned int k = 0; k < CUT_SETS; k++)
                 free(load->sets[k].sizes);
         flow_ok("rm -rf %s/*", flow.origin);
+}
+
+/* ---- rights ---- */
+
+/* Opens dataset b by a grant's socket and reads its first byte. */
+static int read_granted(const char *label)
+{
+        struct sheaf_session_options options = {
+                .socket = flow_path("%s/sheafd.sock", label)
+        };
+        struct sheaf_session *session;
+        struct sheaf_dataset *dataset;
+        char byte;
+        int64_t n;
+        int rc;
+
+        cr_assert_eq(sheaf_session_new(&options, &session), 0);
+        rc = sheaf_session_connect(session);
+        if (!rc)
+                rc = sheaf_dataset_open(session, "b", &dataset);
+        if (!rc) {
+                n = sheaf_read(dataset, 0, &byte, 1, 0);
+                rc = n == 1 ? 0 : (int)n;
+                sheaf_dataset_close(dataset);
+        }
+        sheaf_session_free(session);
+        return rc;
+}
+
+void cut_load_check_rights(const struct cut_claims *claims)
+{
+        for (unsigned int i = 0; i < claims->count; i++) {
+                const struct cut_claim *claim = &claims->claims[i];
+                const char *name = claim->name + strcspn(claim->name, ":") + 1;
+                int rc;
+
+                /* Of two answers both are right. */
+                if (claim->count != 1 || !strchr(claim->name, ':'))
+                        continue;
+                if (!strncmp(claim->name, "share:", 6)) {
+                        flow_ok("sheaf ls %s --json", name);
+                        cr_assert(strstr(flow.last.out, claim->states[0]),
+                                "%s is not %s: %s", claim->name,
+                                claim->states[0], flow.last.out);
+                        continue;
+                }
+                rc = read_granted(name);
+                cr_assert_eq(!rc, !strcmp(claim->states[0], "there"),
+                        "%s is %s: reading: %s", claim->name, claim->states[0],
+                        rc ? sheaf_last_error() : "done");
+        }
 }
 
 /* ---- claims ---- */
@@ -302,7 +427,8 @@ static void take_mark(struct cut_claims *claims, const char *text)
 
                 cr_assert(claim->count < SHEAF_ARRAY_LEN(claim->states));
                 strcpy(claim->states[claim->count++], state);
-        } else if (sscanf(text, "done %31s %11s", name, state) == 2) {
+        } else if (sscanf(text, "done %31s %11s", name, state) == 2 ||
+                   sscanf(text, "also %31s %11s", name, state) == 2) {
                 struct cut_claim *claim = claim_of(claims, name);
 
                 strcpy(claim->states[0], state);
@@ -312,6 +438,8 @@ static void take_mark(struct cut_claims *claims, const char *text)
         } else if (!strcmp(text, "running")) {
                 for (unsigned int i = 0; i < claims->count; i++)
                         claims->claims[i].disk_bytes = 0;
+        } else {
+                (void)cut_jobs_mark(&claims->jobs, text);
         }
 }
 

@@ -6,7 +6,8 @@
 #include "tests/flow/cut.h"
 #include "tests/flow/cut_check.h"
 
-#define CUT_SETS 4
+#define CUT_SETS   5
+#define CUT_GRANTS 2
 
 /* Files f<first>, f<first + 1>, ... below origin/<name>; the last ones are
  * large. Sizes are of now; the last octal digit is the generation. */
@@ -20,7 +21,8 @@ struct cut_load {
         struct cut_disk *disk;
         struct cut_truth *truth;
         struct cut_set sets[CUT_SETS];
-        uint64_t state; /* of the draw */
+        char grants[CUT_GRANTS][32]; /* their ids */
+        uint64_t state;              /* of the draw */
 };
 
 /* Two runs with @seed do the same, but for the order of what is parallel.
@@ -38,6 +40,10 @@ void cut_load_claims(
 /* Brings a dataset to the generation of its origin, with marks on @disk. */
 void cut_load_update(
         const struct cut_load *load, struct cut_disk *disk, const char *name);
+
+/* Whether the daemon shares and grants what it must, and nothing else: each
+ * grant that is there serves, none that is gone does. Asserts. */
+void cut_load_check_rights(const struct cut_claims *claims);
 
 /* Reads dataset @name by library, all files: 0, or the first failure with its
  * path in @ret_path. 1: the version is of another generation than the origin,

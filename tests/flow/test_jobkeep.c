@@ -237,6 +237,37 @@ Test(jobkeep, a_job_is_forgotten)
         sheaf_job_close(job);
 }
 
+/* A loss of power leaves the file that tells what a job is empty: whoever uses
+ * the job again is told to be its owner again, and may remove it. */
+Test(jobkeep, a_job_that_lost_its_name_is_named_again)
+{
+        uint64_t had[FILES], again[FILES];
+        struct sheaf_job *job = open_job("run", SHEAF_JOB_SHARED, NULL);
+        json_t *list;
+
+        bind(job, 0, FILES, had);
+        sheaf_job_close(job);
+        flow_close(session, dataset);
+        flow_kill();
+        flow_ok("for f in $(find %s/jobs -name about); do : >$f; done",
+                flow.cache);
+        flow_start();
+        cr_assert_eq(flow_run("sheaf job rm data run"), 4);
+        cr_assert_eq(flow_open("data", &session, &dataset), 0);
+        job = open_job("run", SHEAF_JOB_SHARED, NULL);
+        bind(job, 0, FILES, again);
+        cr_assert_eq(memcmp(had, again, sizeof(had)), 0);
+        sheaf_job_close(job);
+        flow_ok("sheaf job ls --json");
+        list = json_out();
+        find(list, "run", 1);
+        json_decref(list);
+        flow_close(session, dataset);
+        cr_assert(flow_until(20, flow_run("sheaf job rm data run") == 0), "%s",
+                flow.last.err);
+        cr_assert_eq(flow_open("data", &session, &dataset), 0);
+}
+
 /* The oldest epochs go when all journals exceed their share of the disk; the
  * newest stay, and what is on disk is what is counted. */
 Test(jobkeep, journals_are_bounded)
