@@ -418,7 +418,7 @@ Test(powercut, what_was_removed_stays_removed)
 
 Test(powercut, days)
 {
-        static const struct depth brief = { 8, 38, 2, 5, false };
+        static const struct depth brief = { 8, 34, 2, 5, false };
         static const struct depth whole[] = { { SIZE_MAX, 250, 5, 10, false },
                 { SIZE_MAX, 250, 5, 10, true } };
         static struct run run;
