@@ -171,7 +171,7 @@ void cut_disk_begin(
         struct cut_disk *disk, const char *name, int image_fd, const char *at)
 {
         char path[128];
-        int fd;
+        int fd, rc;
 
         *disk = (struct cut_disk){ .image_fd = image_fd };
         snprintf(disk->fuse, sizeof(disk->fuse), "%s/rec-%s", flow.base, name);
@@ -183,7 +183,8 @@ void cut_disk_begin(
         snprintf(path, sizeof(path), "%s/disk", disk->fuse);
         cr_assert(flow_until(20, (fd = open(path, O_RDWR | O_CLOEXEC)) >= 0),
                 "no recorder");
-        cr_assert_eq(cut_mount(fd, at), 0);
+        rc = cut_mount(fd, at);
+        cr_assert_eq(rc, 0, "mount: %s", strerror(-rc));
         close(fd);
 }
 
