@@ -259,6 +259,62 @@ def test_four_threads_one_dataset(own: Node) -> None:
     assert sorted(seen) == list(range(N))
 
 
+LEAVE = """
+import sheaf, threading
+ds = sheaf.Dataset("data", timeout=600)
+len(ds)
+print("ready", flush=True)
+input()
+threading.Thread(target=ds.__getitem__, args=(300,), daemon=True).start()
+threading.Event().wait(0.3)
+"""
+
+
+def test_waits_hold_up_nothing_else(own: Node) -> None:
+    """The daemon stands still: calls of eight threads end together, by their
+    timeout, while Python runs on; and who leaves it need not wait."""
+    ds = sheaf.Dataset("data", timeout=2)
+    len(ds)
+    child = subprocess.Popen(
+        [sys.executable, "-c", LEAVE],
+        stdout=subprocess.PIPE,
+        stdin=subprocess.PIPE,
+        text=True,
+    )
+    assert child.stdin and child.stdout and own.process
+    ends: list[BaseException] = []
+
+    def wait(number: int) -> None:
+        try:
+            ds[number]
+        except OSError as error:
+            ends.append(error)
+
+    threads = [threading.Thread(target=wait, args=(i,)) for i in range(8)]
+    try:
+        assert child.stdout.readline() == "ready\n"
+        own.process.send_signal(signal.SIGSTOP)
+        child.stdin.write("go\n")
+        child.stdin.flush()
+        begun, ticks = time.monotonic(), 0
+        for thread in threads:
+            thread.start()
+        while any(thread.is_alive() for thread in threads):
+            time.sleep(0.01)
+            ticks += 1
+        took = time.monotonic() - begun
+        assert child.wait(60) == 0
+    finally:
+        own.process.send_signal(signal.SIGCONT)
+        child.kill()
+        child.wait()
+        child.stdin.close()
+        child.stdout.close()
+    assert [type(end) for end in ends] == [TimeoutError] * 8
+    assert took < 10 and ticks > 20, (took, ticks)
+    assert number_of(bytes(ds[300])) == int(ds.files[300][-4:])
+
+
 HOLD = """
 import sheaf, sys, time
 ds = sheaf.Dataset("data")

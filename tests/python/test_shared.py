@@ -4,6 +4,10 @@ into tensors that share memory."""
 
 from __future__ import annotations
 
+import gc
+import multiprocessing
+import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -91,6 +95,59 @@ def test_shared_and_pinned_memory_are_copies(data: str) -> None:
     assert len(caught) <= 1, [str(w.message) for w in caught]
     assert shared.is_shared()
     assert bytes(ds[9]) == want == bytes(sheaf.Dataset(data)[9])
+
+
+def test_samples_hold_no_descriptors(data: str) -> None:
+    """However many are kept, by themselves and from workers."""
+    ds = sheaf.Dataset(data)
+    kept: list[object] = [ds[0]]
+    begun = len(os.listdir("/proc/self/fd"))
+    kept += [ds[i] for i in range(N)]
+    kept += [ds[i].tensor(copy=False) for i in range(N)]
+    kept += list(sheaf.Loader(ds, 1, num_workers=2))
+    assert len(kept) == 1 + 3 * N
+    assert len(os.listdir("/proc/self/fd")) < begun + 20
+
+
+def private_bytes() -> int:
+    """What this process alone has in memory."""
+    with open("/proc/self/smaps_rollup") as text:
+        return sum(
+            int(line.split()[1]) << 10
+            for line in text
+            if line.startswith("Private_")
+        )
+
+
+def grown_by_names(ds: sheaf.Dataset) -> int:
+    """Bytes that a worker needs to go through all names and labels."""
+    first = 0
+    for turn in range(3):
+        for number, key in enumerate(ds.files):
+            assert key.endswith(f"{number % 2000:04}")
+            assert ds.label(number) == number // 2000
+        gc.collect()
+        first = first or private_bytes()
+    return private_bytes() - first
+
+
+def test_names_are_no_workers_own(node: Node) -> None:
+    """Names and labels are looked up where they lie once for all: workers do
+    not grow by them, and they are not sent to them."""
+    count, long = 8000, "n" * 240
+    for i in range(count):
+        path = node.origin / "names" / f"{i // 2000}" / f"{long}{i % 2000:04}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    node.sheaf("add", "names", str(node.origin / "names"))
+    ds = sheaf.Dataset("names")
+    assert len(ds) == count and len(pickle.dumps(ds)) < 4096
+    ds.label(0)
+    for method in ("fork", "spawn"):
+        context = multiprocessing.get_context(method)
+        with context.Pool(1) as pool:
+            grown = pool.apply(grown_by_names, (ds,))
+        assert grown < count * len(long) // 8, (method, grown)
 
 
 def test_tensors_of_any_size(node: Node) -> None:

@@ -17,7 +17,7 @@ import zlib
 from array import array
 from typing import Any, Callable, Iterable, Mapping, Sequence, SupportsIndex
 
-from . import _sheaf, jobs, origin, timing
+from . import _sheaf, checks, jobs, origin, timing
 from .decode import decoder_of
 from .labels import classes_of, label_of
 from .errors import JobError, StateError
@@ -30,6 +30,7 @@ from .stats import Stats
 from .workers import Board
 
 ORDERS = {"shared": 0, "window": 1, "strict": 2}
+_SLOTS_MAX = (1 << 32) - 1
 
 _lock = threading.RLock()
 
@@ -93,8 +94,11 @@ class Dataset:
         replay: bind nothing, but give again what was bound under ``job``
             (order and seed as then).
         socket: of the daemon; default: ``$SHEAF_SOCKET`` or the usual places.
+        pin_bytes: of shared memory that this process wants to hold at once;
+            0: what the daemon gives everybody. It may give less.
 
-    Nothing is opened before it is needed, and pickles carry names only: each
+    Wrong arguments are a ``TypeError`` or ``ValueError`` that names them, here
+    and not later. Nothing is opened before it is needed, and pickles carry names only: each
     process opens what it reads. All threads may use one Dataset. Errors are
     ``OSError`` with errno, cause and remedy; ``filename`` is the key.
     """
@@ -113,7 +117,7 @@ class Dataset:
         on_daemon_loss: str = "wait",
         ahead: int = 0,
         timeout: float = 60,
-        socket: str | None = None,
+        socket: str | os.PathLike[str] | None = None,
         pin_bytes: int = 0,
         replay: bool = False,
     ) -> None:
@@ -129,27 +133,31 @@ class Dataset:
                 f"{order!r} only the daemon knows which samples the epoch has "
                 "not served yet"
             )
-        if not 0 <= ahead <= 1 << 20:
-            raise ValueError("ahead: slots, 0 (the daemon's choice) to 2**20")
-        if job is not None and not 0 < len(job.encode()) <= 128:
-            raise ValueError("job: 1 to 128 bytes")
+        if window is not None:
+            if order != "window":
+                raise ValueError("window= is for order='window'")
+            window = checks.whole("window", window, 1, _SLOTS_MAX)
+        checks.function("transform", transform)
+        if job is not None:
+            checks.text("job", job, 128)
         if replay and job is None:
             raise ValueError("replay: job=NAME says what to replay")
-        if timeout <= 0:
-            raise ValueError("timeout: seconds, more than 0")
-        if not 0 <= seed < 1 << 64:
-            raise ValueError("seed: 0 to 2**64 - 1")
         self.decode = decode
         self.transform = transform
         self.order = order
         self.window = window
-        self.seed = seed
-        self.ahead = ahead
+        self.seed = checks.whole("seed", seed, 0, (1 << 64) - 1)
+        self.ahead = checks.whole("ahead", ahead, 0, 1 << 20)
         self._decoder = decoder_of(decode)
         self._policy = Policy(on_error)
         self._lossy = on_daemon_loss == "origin"
         self._spec = Spec(
-            name, socket, float(timeout), None, pin_bytes, self._lossy
+            checks.text("name", name, 4096),
+            checks.path("socket", socket),
+            checks.seconds("timeout", timeout),
+            None,
+            checks.whole("pin_bytes", pin_bytes, 0, 1 << 62),
+            self._lossy,
         )
         self._ids: array[int] | None = None  # of a subset, uint64
         self._sorted: array[int] | None = None  # the same in order, if asked
@@ -313,6 +321,8 @@ class Dataset:
         mine = array("Q")
         bits = bytearray((whole + 7) // 8)
         for given in indices:
+            if isinstance(given, bool):
+                raise TypeError("subset: numbers of samples, not a mask")
             number = operator.index(given)
             if not -len(self) <= number < len(self):
                 raise IndexError(f"there are {len(self)} samples: {number}")
@@ -344,8 +354,10 @@ class Dataset:
     ) -> dict[str, "Dataset"]:
         """Disjoint subsets by name, their shares given (together at most 1),
         chosen at random by ``seed`` and the number of samples alone."""
-        total = sum(parts.values())
-        if not parts or min(parts.values()) <= 0 or total > 1 + 1e-9:
+        if not isinstance(parts, Mapping):
+            raise TypeError("split: shares by name, as {'train': 0.9}")
+        shares = parts.values()
+        if not parts or not min(shares) > 0 or not sum(shares) <= 1 + 1e-9:
             raise ValueError("shares are more than 0, together at most 1")
         n = len(self)
         order = random.Random(seed).sample(range(n), n)
@@ -353,6 +365,8 @@ class Dataset:
         for name, share in parts.items():
             cut += share
             end = min(n, round(cut * n))
+            if end == done:
+                raise ValueError(f"split: nothing is left for {name!r} of {n}")
             out[name] = self.subset(sorted(order[done:end]))
             done = end
         return out
@@ -378,14 +392,20 @@ class Dataset:
         text = base64.b85encode(zlib.compress(bitmap)).decode()
         return {"run": list(state), "bitmap": text}
 
-    def restore(self, saved: Mapping[str, Any]) -> None:
+    def restore(self, epoch: int, saved: Mapping[str, Any]) -> None:
         """Goes on from what ``save`` gave. StateError: the daemon neither has
         the journal of that epoch nor got a bitmap, or they do not fit."""
-        if not saved.get("run"):
-            return
-        bitmap = saved.get("bitmap")
-        data = bitmap and zlib.decompress(base64.b85decode(bitmap))
-        a, b, c, d, e, f = saved["run"]
+        run, bitmap = saved.get("run"), saved.get("bitmap")
+        if not run:
+            if self._lossy or not len(self):
+                return
+            # The daemon hears that it is begun again on purpose.
+            run, bitmap = (epoch, 0, len(self), 0, 0, 0), None
+        try:
+            data = bitmap and zlib.decompress(base64.b85decode(bitmap))
+            a, b, c, d, e, f = map(operator.index, run)
+        except (TypeError, ValueError, zlib.error) as error:
+            raise StateError(f"the state is damaged: {error}") from error
         job = self._open_job()
         try:
             job.restore((a, b, c, d, e, f), data)
@@ -436,6 +456,12 @@ class Dataset:
         fetched = timing.now()
         try:
             return self._items(samples, failed)
+        except StopIteration as error:
+            # Whoever iterates would take it for the end of the epoch.
+            raise RuntimeError(
+                f"decode, transform or on_error of {self.name} raised "
+                "StopIteration"
+            ) from error
         finally:
             self._prep_s += timing.note(begun, fetched) - fetched
             self._fetch_s += fetched - begun
@@ -457,10 +483,11 @@ class Dataset:
         )
         if first is None:
             return self._prepare(samples, failed)
-        epoch, number = first.epoch, first.slot
-        if epoch is None or number is None:
-            epoch, number = -1, first.id
-        with seeded(key_of(self.seed, epoch, number)):
+        epoch, slot = first.epoch, first.slot
+        if epoch is None or slot is None:
+            # By its id a sample would be augmented alike in each epoch.
+            return self._prepare(samples, failed)
+        with seeded(key_of(self.seed, epoch, slot)):
             return self._prepare(samples, failed)
 
     def _fetch(
@@ -521,7 +548,13 @@ class Dataset:
                 )
         self._policy.good(sample.id)
         if self.transform is not None:
-            item = self.transform(item)
+            try:
+                item = self.transform(item)
+            except Exception as error:
+                error.add_note(
+                    f"sheaf: transforming {sample.key} of {self.name}"
+                )
+                raise
         return item if self._decoder is None else (item, sample.label)
 
     def _failure(

@@ -63,6 +63,7 @@ class Loader(DataLoader[Any]):
         self._board: Board | None = None  # of the newest workers
         self._ended = Stats.fromkeys(COUNTERS, 0.0)  # by those before them
         self._waited = [0.0]
+        self._turns = [0]  # passes begun, where they share workers
         if batch_sampler is None:
             options.update(
                 batch_size=batch_size, sampler=sampler, drop_last=drop_last
@@ -122,7 +123,8 @@ class Loader(DataLoader[Any]):
         if not state:
             raise StateError("the state is of a Loader with another sampler")
         self._slots.load_state_dict(state)
-        self._before = int(state.get("batches", 0))
+        before = state.get("batches", 0)
+        self._before = before if isinstance(before, int) else 0
         self._place = None
 
     def _get_iterator(self) -> Any:
@@ -179,7 +181,11 @@ class _Place:
 
 
 class _Pass(Iterator[Any]):
-    """One pass over a Loader; counts what was taken of it."""
+    """One pass over a Loader; counts what was taken of it.
+
+    A batch that raised counts as taken only when a later one is: until then
+    a state has it again.
+    """
 
     def __init__(
         self,
@@ -187,11 +193,15 @@ class _Pass(Iterator[Any]):
         sampler: SlotSampler,
         begin: Callable[[], Iterator[Any]],
     ) -> None:
-        self._loader: Loader | None = loader
+        self._loader: Loader | None = loader  # until it begins
         self._sampler = sampler
         self._begin = begin
         self._waited = loader._waited
+        self._turns = loader._turns if loader.persistent_workers else [0]
+        self._turn = 0
         self._inner: Iterator[Any] = iter(())
+        self._first: list[Any] = []  # taken of it already
+        self._raised = 0  # batches, since one was taken
 
     def __iter__(self) -> "_Pass":
         return self
@@ -200,23 +210,66 @@ class _Pass(Iterator[Any]):
         asked = timing.now()
         try:
             if self._loader is not None:
-                self._place = self._start(self._loader)
-                self._loader = None
-            batch = next(self._inner)
-        except StopIteration:
-            self._place.batches = self._place.last
-            raise
+                self._start(self._loader)
+            batch = self._first.pop() if self._first else self._take()
         finally:
             self._waited[0] += timing.now() - asked
-        self._place.batches += 1
+        self._place.batches += 1 + self._raised
+        self._raised = 0
         return batch
 
-    def _start(self, loader: Loader) -> _Place:
+    def _take(self) -> Any:
+        if self._turn != self._turns[0]:
+            raise RuntimeError(
+                "a newer pass over this Loader has its persistent workers; an "
+                "older one cannot go on"
+            )
+        # With workers: a wait that ends early leaves the batch where it is.
+        before = getattr(self._inner, "_rcvd_idx", -1)
+        try:
+            return next(self._inner)
+        except StopIteration as end:
+            self._end(end)
+            raise
+        except BaseException:
+            self._raised += getattr(self._inner, "_rcvd_idx", 0) - before
+            raise
+
+    def _end(self, end: StopIteration) -> None:
+        place = self._place
+        if place.batches + self._raised < place.last:
+            raise RuntimeError(
+                f"epoch {place.epoch} ended after {place.batches} of "
+                f"{place.last} batches: the collate function, or what it "
+                "calls, raised StopIteration"
+            ) from end
+        place.batches = place.last
+
+    def _start(self, loader: Loader) -> None:
+        earlier = self._sampler._span
         self._inner = self._begin()
-        # Also without workers: the sampler's pass begins now, not later.
-        if loader.num_workers == 0:
-            self._inner = _chain(next(self._inner, _Nothing), self._inner)
-        place = loader._place = loader._place_of(*self._sampler.span())
+        if loader.num_workers > 0:
+            self._begun(loader)
+            return
+        # The sampler's pass begins with the first batch: now, not later.
+        try:
+            self._first = [next(self._inner)]
+        except BaseException as error:
+            if self._sampler._span is earlier:
+                raise  # it did not begin
+            self._begun(loader)
+            if isinstance(error, StopIteration):
+                self._end(error)
+            self._raised = 1
+            raise
+        self._begun(loader)
+
+    def _begun(self, loader: Loader) -> None:
+        self._loader = None
+        self._turns[0] += 1
+        self._turn = self._turns[0]
+        place = loader._place_of(*self._sampler.span())
+        self._place = loader._place = place
         taken, full = place.before + place.last, len(loader)
         if taken > full and not _LIGHTNING.isdisjoint(sys.modules):
             warnings.warn(
@@ -225,15 +278,5 @@ class _Pass(Iterator[Any]):
                 f"{full}, and leaves what is unread then; go on with as many "
                 "processes as before, or from the end of an epoch",
                 RuntimeWarning,
-                stacklevel=3,
+                stacklevel=4,
             )
-        return place
-
-
-_Nothing = object()
-
-
-def _chain(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
-    if first is not _Nothing:
-        yield first
-        yield from rest

@@ -6,11 +6,11 @@ from __future__ import annotations
 import operator
 import sys
 import warnings
-from typing import Any, Iterator
+from typing import Any, Iterator, Mapping
 
 from torch.utils.data import DistributedSampler, Sampler
 
-from . import jobs, slots
+from . import checks, jobs, slots
 from .dataset import Dataset
 from .errors import StateError
 
@@ -30,6 +30,18 @@ def _sharded_outside() -> bool:
             return True
         frame = frame.f_back  # type: ignore[assignment]
     return False
+
+
+def _rank_of(given: Any) -> tuple[int, int]:
+    try:
+        rank, world = map(operator.index, given)
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"distributed={given!r}: 'auto', (rank, world) or None"
+        ) from None
+    if not 0 <= rank < world:
+        raise ValueError(f"distributed: no rank {rank} of {world}")
+    return rank, world
 
 
 class Span:
@@ -84,12 +96,16 @@ class SlotSampler(DistributedSampler[int]):
         drop_last: bool = False,
     ) -> None:
         Sampler.__init__(self)  # not DistributedSampler's: it wants a group
-        if isinstance(distributed, str) and distributed != "auto":
-            raise ValueError("distributed: 'auto', (rank, world) or None")
-        if isinstance(distributed, tuple):
-            rank, world = distributed
-            if not 0 <= rank < world:
-                raise ValueError(f"distributed: no rank {rank} of {world}")
+        if not isinstance(dataset, Dataset):
+            raise TypeError(
+                f"slots are of a sheaf.Dataset, not of a "
+                f"{type(dataset).__name__}: dataset.split() and .subset() give "
+                "parts that have slots; others are for a DataLoader without "
+                "SlotSampler"
+            )
+        auto = isinstance(distributed, str) and distributed == "auto"
+        if distributed is not None and not auto:
+            distributed = _rank_of(distributed)
         self.dataset: Any = dataset
         self.distributed = distributed
         self.drop_last = drop_last
@@ -155,6 +171,7 @@ class SlotSampler(DistributedSampler[int]):
     def set_epoch(self, epoch: int) -> None:
         """Names the epoch of the next pass. StateError: a state was loaded
         that is in the middle of another one."""
+        epoch = checks.whole("epoch", epoch, 0, slots.EPOCHS - 1)
         if self._loaded is not None:
             if epoch not in (self._loaded[0], self._finished):
                 raise StateError(
@@ -192,7 +209,7 @@ class SlotSampler(DistributedSampler[int]):
         if self._loaded is not None:
             epoch, start = self._loaded
         if self._loaded is not None:
-            self.dataset.restore(self._saved)
+            self.dataset.restore(epoch, self._saved)
         elif epoch > 0 and self.dataset.next_epoch == 0:
             warnings.warn(
                 f"this run begins with the whole of epoch {epoch} and without "
@@ -265,6 +282,8 @@ class SlotSampler(DistributedSampler[int]):
         """Makes the next pass go on where the state was taken. World size,
         workers and batch size may differ. StateError names a field that does
         not fit."""
+        if not isinstance(state, Mapping):
+            raise StateError(f"a state is a dict, not a {type(state).__name__}")
         ours = self._identity()
         for field in ours:
             if state.get(field) != ours[field]:
@@ -272,8 +291,27 @@ class SlotSampler(DistributedSampler[int]):
                     f"the state has {field}={state.get(field)!r}, this "
                     f"dataset {ours[field]!r}"
                 )
-        self.dataset.join(state["job"])
-        self._loaded = (int(state["epoch"]), int(state["position"]))
-        self._finished = state["finished"]
-        self._saved = {name: state.get(name) for name in ("run", "bitmap")}
+        end = max(0, ours["samples"] - 1)
+        try:
+            job = checks.text("job", state["job"], 128)
+            loaded = (
+                checks.whole("epoch", state["epoch"], 0, slots.EPOCHS - 1),
+                checks.whole("position", state["position"], 0, end),
+            )
+            finished = state["finished"]
+        except (KeyError, TypeError, ValueError) as error:
+            raise StateError(f"the state is damaged: {error}") from error
+        saved = {name: state.get(name) for name in ("run", "bitmap")}
+        run = saved["run"]
+        if loaded[1] and not (
+            list(run[:2]) == [*loaded]
+            if isinstance(run, (list, tuple)) and run
+            else ours["order"] == "strict"
+        ):
+            raise StateError(
+                f"the state is damaged: run={run!r} is not of epoch "
+                f"{loaded[0]}, position {loaded[1]}"
+            )
+        self.dataset.join(job)
+        self._loaded, self._finished, self._saved = loaded, finished, saved
         self._span = None

@@ -67,6 +67,18 @@ def flat(batches: Iterable[Any]) -> list[int]:
     return [int(number) for batch in batches for number in batch]
 
 
+def failure(batches: Iterable[Any]) -> Exception | None:
+    """What a loader raises on its way, None: nothing. Without the traceback:
+    torch makes a cycle of it, and when a collector finds workers in there
+    their end is waited for, five seconds each."""
+    try:
+        for _ in batches:
+            pass
+    except Exception as error:
+        return error.with_traceback(None)
+    return None
+
+
 def once(numbers: Iterable[int], padding: int = 0) -> None:
     """Each of all numbers, and just @padding more that repeat some."""
     counts = Counter(numbers)
