@@ -162,7 +162,8 @@ def test_the_daemon_is_gone(own: Node) -> None:
 
 
 CHILD = """
-import os, sheaf, sys
+import os, sheaf, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # also in background
 ds = sheaf.Dataset("data", timeout=600)
 {setup}
 print("ready", flush=True)

@@ -146,6 +146,33 @@ def test_names_of_jobs(data: str, monkeypatch: pytest.MonkeyPatch) -> None:
         late.job_name(2)
 
 
+def test_a_rank_that_is_not_told(
+    data: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A launcher that says how many there are, and not which one this is:
+    all would be the first. Told when a pass begins, since a process group may
+    still come."""
+    monkeypatch.delenv("RANK", raising=False)
+    ds = sheaf.Dataset(data, job="untold")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    sampler = sheaf.SlotSampler(ds)
+    assert len(sampler) == -(-N // 4)
+    for rank in (None, "", "4", "-1", "first"):
+        if rank is not None:
+            monkeypatch.setenv("RANK", rank)
+        with pytest.raises(sheaf.JobError, match="RANK"):
+            next(iter(sampler))
+    assert next(iter(sheaf.SlotSampler(ds, (1, 4)))) & 0xFFFFFFFF == 1
+    monkeypatch.setenv("RANK", "3")
+    assert next(iter(sampler)) & 0xFFFFFFFF == 3
+    monkeypatch.setenv("WORLD_SIZE", "none")
+    with pytest.raises(sheaf.JobError, match="WORLD_SIZE"):
+        next(iter(sampler))
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    monkeypatch.delenv("RANK")
+    assert next(iter(sampler)) & 0xFFFFFFFF == 0
+
+
 def test_slots_asked_for_again_warn(data: str) -> None:
     """By a process that has them anew, far more than it can have ahead: it
     lost its place."""

@@ -26,6 +26,7 @@ from fsspec.spec import (  # type: ignore[import-untyped]
     AbstractFileSystem,
 )
 
+from . import checks
 from .source import Source, Spec, source_of
 
 __all__ = ["SheafFileSystem", "open_fs"]
@@ -51,8 +52,8 @@ class SheafFileSystem(AbstractFileSystem):  # type: ignore[misc]
         **options: Any,
     ) -> None:
         super().__init__(socket=socket, timeout=timeout, **options)
-        self._socket = socket
-        self._timeout = float(timeout)
+        self._socket = checks.path("socket", socket)
+        self._timeout = checks.seconds("timeout", timeout)
         self._open_sources: dict[str, Source] = {}
 
     def invalidate_cache(self, path: str | None = None) -> None:

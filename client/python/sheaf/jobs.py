@@ -18,20 +18,30 @@ import sys
 from .errors import JobError
 
 
-def world() -> tuple[int, int]:
+def world(sure: bool = False) -> tuple[int, int]:
     """(rank, world size) of this process: of torch's process group, else of
-    the launcher's environment, else (0, 1)."""
+    the launcher's environment, else (0, 1). ``sure``: JobError where the
+    environment tells of several, but not which of them this is; all would
+    read the same part."""
     if "torch" in sys.modules:
         import torch.distributed as dist
 
         if dist.is_available() and dist.is_initialized():
             return dist.get_rank(), dist.get_world_size()
+    size_text = os.environ.get("WORLD_SIZE", "1")
+    rank_text = os.environ.get("RANK", "" if size_text != "1" else "0")
     try:
-        size = int(os.environ.get("WORLD_SIZE", "1"))
-        rank = int(os.environ.get("RANK", "0"))
+        size, rank = int(size_text), int(rank_text or 0)
     except ValueError:
-        return 0, 1
-    return (rank, size) if 0 <= rank < size else (0, 1)
+        size, rank = 0, 0
+    told = 0 <= rank < size
+    if sure and "WORLD_SIZE" in os.environ and not (told and rank_text):
+        raise JobError(
+            f"WORLD_SIZE={size_text!r}, RANK={rank_text!r}: that is no rank of "
+            "a run; begin the process group first, start by torchrun, give "
+            "distributed=(rank, world), or unset both"
+        )
+    return (rank, size) if told else (0, 1)
 
 
 def own_name() -> str:

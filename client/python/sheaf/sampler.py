@@ -121,12 +121,12 @@ class SlotSampler(DistributedSampler[int]):
 
     # ---- ranks ----
 
-    def _ranks(self) -> tuple[int, int]:
+    def _ranks(self, sure: bool = False) -> tuple[int, int]:
         if isinstance(self.distributed, tuple):
             return self.distributed
         if self.distributed is None or _sharded_outside():
             return 0, 1
-        return jobs.world()
+        return jobs.world(sure)
 
     @property
     def rank(self) -> int:  # type: ignore[override]
@@ -193,7 +193,7 @@ class SlotSampler(DistributedSampler[int]):
             yield base + slot
 
     def _begin(self) -> tuple[Span, int]:
-        rank, world = self._ranks()
+        rank, world = self._ranks(sure=True)
         # Also where ranks are not ours to split: it is one run.
         everyone = max(world, jobs.world()[1])
         if self.distributed is None and everyone > 1:
