@@ -8,8 +8,10 @@
  *    descriptors run out can tell nobody then. A child for which the daemon
  *    keeps nothing loses sight of what it inherited, and is told so: better
  *    it ends than reads what is another's by now
- *  3 every lock is held over the fork, so the child finds consistent state
- *  4 the child uses no slot, socket or meter of its parent; views that it
+ *  3 a daemon that does not answer soon is not waited for: what is held at the
+ *    fork stays in its slots, whoever gives it back, until it has answered
+ *  4 every lock is held over the fork, so the child finds consistent state
+ *  5 the child uses no slot, socket or meter of its parent; views that it
  *    inherited stay readable, and releasing them touches nothing shared
  *
  * A view that another thread makes while fork() runs belongs to the parent
@@ -48,24 +50,69 @@ static bool must_tell(struct sheaf_session *session, uint64_t *ret_connection)
         for (struct sheaf_attach *a = session->attaches; a; a = a->next)
                 holds |= a->live && sheaf_attach_pins(a);
         holds &= session->state == SHEAF_LINK_READY;
-        session->fork = !holds                          ? SHEAF_FORK_NOT_TOLD
-                        : sheaf_atfork_reserve(session) ? SHEAF_FORK_REFUSED
-                                                        : SHEAF_FORK_TOLD;
+        session->fork = SHEAF_FORK_NOT_TOLD;
+        if (holds)
+                session->fork =
+                        session->fork_notes_count == SHEAF_FORK_NOTES_MAX ||
+                                        sheaf_atfork_reserve(session)
+                                ? SHEAF_FORK_REFUSED
+                                : SHEAF_FORK_TOLD;
         *ret_connection = session->connection;
         pthread_mutex_unlock(&session->lock);
         return session->fork == SHEAF_FORK_TOLD;
 }
 
-/* A daemon that hangs does not recycle, and one that is gone took its arena
- * out of use: not kept is only what one that is there refuses. */
-static void note_failed(
-        struct sheaf_session *session, int rc, uint64_t connection)
+/* A daemon that is gone took its arena out of use. */
+static void note_failed(struct sheaf_session *session,
+        const struct sheaf_call *call, int rc, uint64_t connection)
 {
         pthread_mutex_lock(&session->lock);
-        if (rc != -ETIMEDOUT && session->connection == connection &&
+        if (session->connection == connection &&
                 session->state == SHEAF_LINK_READY)
-                session->fork = SHEAF_FORK_REFUSED;
+                session->fork = rc == -ETIMEDOUT && call->sent
+                                        ? SHEAF_FORK_ASKED
+                                        : SHEAF_FORK_REFUSED;
         pthread_mutex_unlock(&session->lock);
+}
+
+void sheaf_atfork_asked(struct sheaf_session *session, uint64_t id)
+{
+        session->fork_notes[session->fork_notes_count++] = id;
+}
+
+static void settle(struct sheaf_session *session)
+{
+        for (struct sheaf_attach *a = session->attaches; a; a = a->next)
+                if (!a->foreign)
+                        sheaf_pinner_settle(&a->pinner);
+}
+
+/* A child that is refused when it lives already can be told no more: then its
+ * parent holds on as long as there is the connection. */
+void sheaf_atfork_answered(
+        struct sheaf_session *session, const Sheaf__Envelope *answer)
+{
+        size_t i = 0;
+
+        while (i < session->fork_notes_count &&
+                session->fork_notes[i] != answer->id)
+                i++;
+        if (i == session->fork_notes_count)
+                return;
+        session->fork_notes[i] =
+                session->fork_notes[--session->fork_notes_count];
+        session->fork_lost |= answer->body_case == SHEAF__ENVELOPE__BODY_ERROR;
+        if (!session->fork_notes_count && !session->fork_lost)
+                settle(session);
+}
+
+/* Where we hung up the note may still be on its way. */
+void sheaf_atfork_hung_up(struct sheaf_session *session, bool left)
+{
+        if (left)
+                settle(session);
+        session->fork_notes_count = 0;
+        session->fork_lost = false;
 }
 
 static void note(struct sheaf_session *session)
@@ -79,6 +126,7 @@ static void note(struct sheaf_session *session)
                 .fd_count = 1,
                 .what = "fork",
                 .once = true,
+                .note = true,
                 .deadline_ns = sheaf_now_ns() + FORK_NOTE_MS * SHEAF_NS_PER_MS,
         };
         uint64_t connection;
@@ -90,9 +138,16 @@ static void note(struct sheaf_session *session)
         env.fork_note = &body;
         rc = sheaf_session_call(session, &call, &reply);
         if (rc)
-                note_failed(session, rc, connection);
+                note_failed(session, &call, rc, connection);
         else
                 sheaf_wire_msg_free(&reply);
+}
+
+static void hold(struct sheaf_session *session)
+{
+        for (struct sheaf_attach *a = session->attaches; a; a = a->next)
+                if (a->live)
+                        sheaf_pinner_hold(&a->pinner);
 }
 
 static void before(void)
@@ -106,6 +161,9 @@ static void before(void)
                         a->pins_at_fork = sheaf_attach_pins(a);
         }
         sheaf_pinners_lock();
+        for (struct sheaf_session *s = list; s; s = s->next)
+                if (s->fork == SHEAF_FORK_ASKED && s->fork_notes_count)
+                        hold(s);
 }
 
 static void in_parent(void)
@@ -138,7 +196,8 @@ static void renew(struct sheaf_session *session)
         /* The socket stays open, unused: closing it is of no use while the
          * parent has it. The write end of the pipe says that we live. */
         session->sock = -1;
-        if (session->fork == SHEAF_FORK_TOLD)
+        if (session->fork == SHEAF_FORK_TOLD ||
+                session->fork == SHEAF_FORK_ASKED)
                 session->fork_pipe[1] = -1;
         sheaf_atfork_release(session);
         if (session->fork == SHEAF_FORK_REFUSED)
@@ -149,6 +208,8 @@ static void renew(struct sheaf_session *session)
         if (sheaf_cond_init(&session->changed))
                 session->closing = true;
         session->requests = NULL;
+        session->fork_notes_count = 0;
+        session->fork_lost = false;
         session->running = false;
         session->wanted = false;
         session->state = SHEAF_LINK_DOWN;

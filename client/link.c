@@ -60,8 +60,10 @@ static void note_shortage(struct sheaf_session *session)
         pthread_cond_broadcast(&session->changed);
 }
 
-static void hang_up(struct sheaf_session *session)
+/* @rc: of the call that failed, or why we will not go on. */
+static void hang_up(struct sheaf_session *session, int rc)
 {
+        sheaf_atfork_hung_up(session, !rc || rc == -EPIPE || rc == -ECONNRESET);
         sheaf_close_p(&session->sock);
         session->state = SHEAF_LINK_DOWN;
         for (struct sheaf_request *r = session->requests; r; r = r->next) {
@@ -88,7 +90,7 @@ static bool send_or_hang_up(
         int rc = sheaf_wire_send(session->sock, env, NULL, 0);
 
         if (rc && rc != -EAGAIN)
-                hang_up(session);
+                hang_up(session, rc);
         return !rc;
 }
 
@@ -228,7 +230,7 @@ static void on_welcome(
         if (session->state != SHEAF_LINK_HELLO)
                 return;
         if (welcome->layout != SHEAF_SHM_LAYOUT) {
-                hang_up(session);
+                hang_up(session, -EPROTO);
                 session->wanted = false;
                 session->backoff_ms = SHEAF_BACKOFF_LAST_MS;
                 snprintf(why, sizeof(why),
@@ -371,9 +373,13 @@ static void on_reply(struct sheaf_session *session, struct sheaf_wire_msg *msg)
         while (*at && (*at)->id != msg->env->id)
                 at = &(*at)->next;
         request = *at;
-        /* Nobody waits any more, or it is no final answer. */
-        if (!request || msg->env->more)
+        if (msg->env->more)
                 return;
+        if (!request) {
+                /* Nobody waits any more. */
+                sheaf_atfork_answered(session, msg->env);
+                return;
+        }
         *at = request->next;
         request->reply = *msg;
         *msg = (struct sheaf_wire_msg){ 0 };
@@ -404,7 +410,7 @@ static int dispatch(struct sheaf_session *session, struct sheaf_wire_msg *msg)
                 int rc = env->error->errno_value > 0 ? -env->error->errno_value
                                                      : -EPROTO;
 
-                hang_up(session);
+                hang_up(session, rc);
                 session->wanted = false;
                 session->backoff_ms = SHEAF_BACKOFF_LAST_MS;
                 set_attempt(session, rc, session->places.path[session->place],
@@ -436,7 +442,7 @@ static void receive(struct sheaf_session *session)
                 if (rc != 1 && session->state != SHEAF_LINK_DOWN) {
                         bool early = session->state == SHEAF_LINK_HELLO;
 
-                        hang_up(session);
+                        hang_up(session, rc);
                         if (rc == -EMFILE) {
                                 note_shortage(session);
                                 continue;

@@ -10,9 +10,13 @@
  *  5 brief_bytes counts what transient pins hold from before the publication
  *    until after the slot is cleared, and is never above its bound
  *
+ *  6 a slot in use at a fork that is held for is not cleared before it is
+ *    settled, nor used for another pin
+ *
  * Locks: registry_lock guards the list of live pinners, so that a thread's
- * spare bytes never go back to one that is gone. It is taken by init, fini,
- * a thread's change to another pinner and its end, and around forks. */
+ * spare bytes never go back to one that is gone, and what is held back. It is
+ * taken by init, fini, a thread's change to another pinner and its end, around
+ * forks, and by whoever gives back while something is held. */
 #include "client/pin.h"
 
 #include <pthread.h>
@@ -236,6 +240,55 @@ int sheaf_pin_brief_take(struct sheaf_pinner *pinner, uint64_t bytes)
         return 0;
 }
 
+/* ---- forks ---- */
+
+void sheaf_pinner_hold(struct sheaf_pinner *pinner)
+{
+        uint64_t mark = sheaf_pin_mark(pinner->hazard);
+        uint64_t own = atomic_load_explicit(
+                               &pinner->charged_bytes, memory_order_relaxed) -
+                       pinner->held_back_bytes;
+
+        atomic_fetch_add_explicit(
+                &pinner->charged_bytes, own, memory_order_relaxed);
+        pinner->held_back_bytes += own;
+        atomic_store_explicit(pinner->owner, pinner->id | SHEAF_PIN_HOLDS_BACK,
+                memory_order_seq_cst);
+        for (uint64_t i = 0; i < mark; i++)
+                if (sheaf_pin_held(&pinner->hazard->slot[i]))
+                        pinner->at_fork[i / 64] |= UINT64_C(1) << i % 64;
+}
+
+void sheaf_pinner_settle(struct sheaf_pinner *pinner)
+{
+        sheaf_pinners_lock();
+        atomic_store_explicit(pinner->owner, pinner->id, memory_order_seq_cst);
+        for (uint64_t i = 0; i < sheaf_pin_mark(pinner->hazard); i++)
+                if (pinner->given_back[i / 64] >> i % 64 & 1)
+                        sheaf_pin_clear(&pinner->hazard->slot[i]);
+        memset(pinner->at_fork, 0, sizeof(pinner->at_fork));
+        memset(pinner->given_back, 0, sizeof(pinner->given_back));
+        atomic_fetch_sub_explicit(&pinner->charged_bytes,
+                pinner->held_back_bytes, memory_order_release);
+        pinner->held_back_bytes = 0;
+        sheaf_pinners_unlock();
+}
+
+bool sheaf_pin_stays(struct sheaf_pinner *pinner, const _Atomic uint64_t *slot)
+{
+        size_t at = (size_t)(slot - pinner->hazard->slot);
+        uint64_t bit = UINT64_C(1) << at % 64;
+        bool stays;
+
+        sheaf_pinners_lock();
+        /* It was settled meanwhile: nothing is in at_fork. */
+        stays = pinner->at_fork[at / 64] & bit;
+        if (stays)
+                pinner->given_back[at / 64] |= bit;
+        sheaf_pinners_unlock();
+        return stays;
+}
+
 /* ---- pinners ---- */
 
 int sheaf_pinner_init(struct sheaf_pinner *pinner, struct sheaf_hazard *hazard,
@@ -280,7 +333,7 @@ void sheaf_pinner_fini(struct sheaf_pinner *pinner)
                         break;
                 }
         sheaf_pinners_unlock();
-        munmap((void *)(uintptr_t)pinner->owner, OWNER_PAGE_BYTES);
+        munmap((void *)pinner->owner, OWNER_PAGE_BYTES);
 }
 
 void sheaf_pinner_set_grant(struct sheaf_pinner *pinner, uint64_t grant_bytes)

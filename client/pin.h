@@ -11,7 +11,8 @@
  * moment of a copy) is taken from a budget of its own, proto/pin.h. The daemon
  * disconnects who holds more than both. Threads: pin and unpin on any thread, a
  * pin may be given back by another one. No function here makes a system call,
- * except for the first use in a thread, its end, init and fini. */
+ * except for the first use in a thread, its end, init, fini, and what has to
+ * do with a fork that the daemon did not answer for. */
 #ifndef SHEAF_CLIENT_PIN_H
 #define SHEAF_CLIENT_PIN_H
 
@@ -36,9 +37,11 @@ struct sheaf_pin_map {
 struct sheaf_pinner {
         struct sheaf_hazard *hazard;
         struct sheaf_pin_map map;
-        const _Atomic uint64_t *owner; /* 0 in the child of a fork */
-        uint64_t id;                   /* unique in the process */
-        struct sheaf_pinner *next;     /* guard: the registry's lock */
+        /* 0 in the child of a fork, else @id, with SHEAF_PIN_HOLDS_BACK while
+         * pins may not be cleared. */
+        _Atomic uint64_t *owner;
+        uint64_t id;               /* unique in the process */
+        struct sheaf_pinner *next; /* guard: the registry's lock */
         _Atomic uint64_t grant_bytes;
         /* Bytes of held pins and of threads' spare bytes; never above the
          * grant, unless that was lowered. */
@@ -46,7 +49,13 @@ struct sheaf_pinner {
         /* Of transient pins; never above the budget. */
         _Alignas(64) _Atomic uint64_t brief_bytes;
         _Atomic uint64_t brief_max_bytes;
+        /* Guard: the registry's lock. Slots in use at a fork, and those of them
+         * given back since; what is charged for them beside. */
+        uint64_t at_fork[SHEAF_HAZARD_SLOTS / 64];
+        uint64_t given_back[SHEAF_HAZARD_SLOTS / 64];
+        uint64_t held_back_bytes;
 };
+#define SHEAF_PIN_HOLDS_BACK (UINT64_C(1) << 63)
 
 struct sheaf_pin {
         _Atomic uint64_t *slot;
@@ -77,6 +86,15 @@ static inline bool sheaf_pinner_inherited(const struct sheaf_pinner *pinner)
 /* Around a fork, in parent and child: the list of pinners stays whole. */
 void sheaf_pinners_lock(void);
 void sheaf_pinners_unlock(void);
+
+/* Before a fork, locked as above, of which the daemon may not know in time:
+ * what is pinned now stays so until sheaf_pinner_settle(), whoever gives it
+ * back, and is charged a second time until then. Again before each such fork.
+ * sheaf_pinner_settle() takes the lock; without a hold it does nothing. */
+void sheaf_pinner_hold(struct sheaf_pinner *pinner);
+void sheaf_pinner_settle(struct sheaf_pinner *pinner);
+/* Whether the pin in @slot, given back now, stays for such a child. */
+bool sheaf_pin_stays(struct sheaf_pinner *pinner, const _Atomic uint64_t *slot);
 
 /* ---- of the calling thread ---- */
 
@@ -249,10 +267,17 @@ static inline int sheaf_pin_try(struct sheaf_pinner *pinner,
 static inline void sheaf_unpin(
         struct sheaf_pinner *pinner, struct sheaf_pin *pin)
 {
-        if (SHEAF_UNLIKELY(sheaf_pinner_inherited(pinner)))
+        uint64_t owner =
+                atomic_load_explicit(pinner->owner, memory_order_relaxed);
+
+        if (SHEAF_UNLIKELY(!owner))
                 return;
-        sheaf_pin_clear(pin->slot);
-        sheaf_pin_thread.slot = (uint32_t)(pin->slot - pinner->hazard->slot);
+        if (SHEAF_LIKELY(!(owner & SHEAF_PIN_HOLDS_BACK)) ||
+                !sheaf_pin_stays(pinner, pin->slot)) {
+                sheaf_pin_clear(pin->slot);
+                sheaf_pin_thread.slot =
+                        (uint32_t)(pin->slot - pinner->hazard->slot);
+        }
         if (pin->charged_bytes)
                 sheaf_pin_settle(pinner, pin->brief, pin->charged_bytes);
 }

@@ -394,6 +394,7 @@ int sheaf_session_call(struct sheaf_session *session, struct sheaf_call *call,
                         break;
                 if (rc)
                         continue;
+                call->sent = true;
                 while (request.state == SHEAF_REQUEST_WAITS && !rc)
                         rc = sheaf_session_sleep(
                                 session, &request.wake, call->deadline_ns);
@@ -403,7 +404,10 @@ int sheaf_session_call(struct sheaf_session *session, struct sheaf_call *call,
                 }
                 unlist(session, &request);
                 if (request.state == SHEAF_REQUEST_WAITS) {
-                        cancel(session, request.id);
+                        if (call->note && rc != -EINTR)
+                                sheaf_atfork_asked(session, request.id);
+                        else
+                                cancel(session, request.id);
                         if (rc == -EINTR)
                                 break;
                         rc = sheaf_error_set(-ETIMEDOUT,

@@ -34,10 +34,12 @@ enum sheaf_link_state {
 };
 
 /* What the daemon knows of a fork that is going on. */
+#define SHEAF_FORK_NOTES_MAX 8
 enum sheaf_fork {
         SHEAF_FORK_NOT_TOLD, /* nothing is held */
-        SHEAF_FORK_TOLD,     /* it keeps what is held, or hangs, or is gone */
-        SHEAF_FORK_REFUSED,  /* it keeps nothing */
+        SHEAF_FORK_TOLD,     /* it keeps what is held, or will, or is gone */
+        SHEAF_FORK_ASKED, /* it will some time: the parent keeps it till then */
+        SHEAF_FORK_REFUSED, /* it keeps nothing */
 };
 
 enum sheaf_open_state {
@@ -113,6 +115,11 @@ struct sheaf_session {
 
         /* Guard: the session's lock. */
         int fork_pipe[2]; /* of the next fork; -1: there is none yet */
+        /* Notes of forks over this connection that sheafd has not answered yet;
+         * whether one was refused when the child lived already. */
+        uint64_t fork_notes[SHEAF_FORK_NOTES_MAX];
+        size_t fork_notes_count;
+        bool fork_lost;
 
         pthread_mutex_t lock;
         pthread_cond_t changed; /* link or a dataset changed state */
@@ -169,6 +176,8 @@ struct sheaf_call {
         uint32_t *handle;              /* field to fill with its handle */
         const char *what;              /* for error texts: "fetch" */
         bool once;                     /* not sent again after a hang-up */
+        bool note; /* of a fork: a late answer is for sheaf_atfork_answered() */
+        bool sent; /* out */
         int64_t deadline_ns;
 };
 

@@ -142,21 +142,104 @@ Test(client_atfork, nothing_held_needs_no_note)
         rig_stop(&rig);
 }
 
+static bool rig_drops_to_no_pin(const struct rig *rig)
+{
+        for (int i = 0; i < 1000 && fake_pins(rig->fake); i++)
+                usleep(5000);
+        return !fake_pins(rig->fake);
+}
+
+static uint64_t pinned_bytes(const struct rig *rig)
+{
+        struct sheaf_stats stats;
+
+        sheaf_stats(rig->dataset, &stats);
+        return stats.pinned_bytes;
+}
+
+/* A child that reads the view when it is told to. */
+static pid_t fork_reader(struct rig *rig, struct sheaf_view *held, int *ret_go)
+{
+        int gate[2];
+        pid_t child;
+        char c;
+
+        cr_assert_eq(pipe(gate), 0);
+        child = fork();
+        if (!child) {
+                close(gate[1]);
+                _exit(read(gate[0], &c, 1) != 0 ||
+                        !rig_bytes_right(rig, 0, 0, held));
+        }
+        close(gate[0]);
+        *ret_go = gate[1];
+        return child;
+}
+
+/* The daemon may take blocks back before it reads of the fork: until then what
+ * was held stays so, and nothing else does. */
 Test(client_atfork, a_mute_daemon_delays_a_fork_for_a_moment_only)
+{
+        struct rig rig;
+        struct sheaf_view held, other;
+        uint64_t bytes;
+        int go[2];
+        pid_t child[2];
+
+        rig_start(&rig, NULL);
+        fake_fill(rig.fake);
+        cr_assert_eq(sheaf_view_file(rig.dataset, 0, &held), 0);
+        bytes = pinned_bytes(&rig);
+        rig.knobs->deaf = true;
+        child[0] = fork_reader(&rig, &held, &go[0]);
+        cr_assert_eq(sheaf_view_file(rig.dataset, 6, &other), 0);
+        child[1] = fork_reader(&rig, &held, &go[1]);
+        sheaf_view_release(&held);
+        sheaf_view_release(&other);
+        cr_assert_eq(fake_pins(rig.fake), 2);
+        cr_assert_geq(pinned_bytes(&rig), bytes + 5000);
+        for (int i = 0; i < 1000; i++) {
+                cr_assert_eq(sheaf_view_file(rig.dataset, 7, &other), 0);
+                sheaf_view_release(&other);
+        }
+        cr_assert_eq(fake_pins(rig.fake), 2);
+        rig.knobs->deaf = false;
+        cr_assert(rig_reaches(&rig.knobs->fork_notes, 2));
+        cr_assert(rig_drops_to_no_pin(&rig));
+        cr_assert_leq(pinned_bytes(&rig), bytes);
+        close(go[0]);
+        close(go[1]); /* the second child has both */
+        for (int i = 0; i < 2; i++)
+                cr_assert_eq(status_of(child[i]), 0);
+        rig_stop(&rig);
+}
+
+/* It lives, and nobody can take its sight: the parent holds on. */
+Test(client_atfork, a_child_that_is_refused_late_reads_on)
 {
         struct rig rig;
         struct sheaf_view held;
         pid_t child;
+        int go;
 
         rig_start(&rig, NULL);
         cr_assert_eq(sheaf_view_file(rig.dataset, 0, &held), 0);
-        rig.knobs->mute = true;
-        child = fork();
-        if (!child)
-                _exit(!rig_bytes_right(&rig, 0, 0, &held));
-        cr_assert_eq(status_of(child), 0);
-        rig.knobs->mute = false;
+        rig.knobs->deaf = true;
+        rig.knobs->fork_errno = EMFILE;
+        child = fork_reader(&rig, &held, &go);
         sheaf_view_release(&held);
+        rig.knobs->deaf = false;
+        /* What is answered later shows that the refusal came. */
+        cr_assert_eq(sheaf_view_file(rig.dataset, 3, &held), 0);
+        sheaf_view_release(&held);
+        cr_assert_eq(fake_pins(rig.fake), 1);
+        close(go);
+        cr_assert_eq(status_of(child), 0);
+        rig_restart(&rig);
+        cr_assert_eq(sheaf_view_file(rig.dataset, 0, &held), 0);
+        cr_assert(rig_bytes_right(&rig, 0, 0, &held));
+        sheaf_view_release(&held);
+        cr_assert_eq(fake_pins(rig.fake), 0);
         rig_stop(&rig);
 }
 

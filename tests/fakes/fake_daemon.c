@@ -607,8 +607,10 @@ static void *serve(void *arg)
                 fds[0] = (struct pollfd){ fake->listen_fd, POLLIN, 0 };
                 fds[1] = (struct pollfd){ fake->wake_fd, POLLIN, 0 };
                 for (size_t i = 0; i < CONNS_MAX; i++)
-                        fds[2 + i] = (struct pollfd){ fake->conns[i].sock,
-                                POLLIN, 0 };
+                        fds[2 + i] = (struct pollfd){
+                                fake->knobs.deaf ? -1 : fake->conns[i].sock,
+                                POLLIN, 0
+                        };
                 for (size_t i = 0; i < PIPES_MAX; i++)
                         fds[2 + CONNS_MAX + i] =
                                 (struct pollfd){ fake->pipes[i], 0, 0 };
@@ -618,7 +620,7 @@ static void *serve(void *arg)
                 if (fds[0].revents)
                         accept_one(fake);
                 for (size_t i = 0; i < CONNS_MAX; i++)
-                        if (fds[2 + i].revents)
+                        if (fds[2 + i].revents && !fake->knobs.deaf)
                                 serve_conn(fake, &fake->conns[i]);
                 for (size_t i = 0; i < PIPES_MAX; i++)
                         if (fds[2 + CONNS_MAX + i].revents & POLLHUP) {

@@ -33,6 +33,7 @@ struct fake_daemon;
 /* Knobs and counters; any thread. */
 struct fake_knobs {
         _Atomic bool mute; /* requests are read, never answered */
+        _Atomic bool deaf; /* requests wait, unread */
         _Atomic bool mute_hello;
         _Atomic int fetch_errno;   /* every item fails with it */
         _Atomic int64_t bad_entry; /* this entry fails with EIO; -1: none */

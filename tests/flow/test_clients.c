@@ -1,15 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Clients that are killed, stopped and forked while they hold bytes: their
  * claims end with them, and nobody else's bytes change. */
-#include "tests/flow/harness.h"
+#include "tests/flow/peer.h"
 
-#include <criterion/criterion.h>
-#include <fcntl.h>
 #include <linux/sched.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
-#include <stdio.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
@@ -255,7 +252,7 @@ Test(clients, stopped_client_keeps_its_bytes)
 }
 
 /* The parent pins, forks, lets go and leaves; the child holds on until it is
- * killed. */
+ * killed, or the test is gone. */
 static pid_t fork_with_pin(int say_fd, uint32_t i)
 {
         struct sheaf_session *session;
@@ -279,7 +276,8 @@ static pid_t fork_with_pin(int say_fd, uint32_t i)
 
                         if (!good || round == 1)
                                 (void)!write(say_fd, &good, 1);
-                        flow_sleep(0.02);
+                        if (poll(&(struct pollfd){ say_fd, 0, 0 }, 1, 20) > 0)
+                                _exit(0);
                 }
         }
         (void)!write(say_fd, &child, sizeof(child));
@@ -314,6 +312,104 @@ Test(clients, forked_children_hold_pins)
                 cr_assert_eq(read(say[0], &good, 1), 0);
                 close(say[0]);
         }
+        cr_assert(flow_until(20, no_pins()), "%s", flow.last.out);
+        flow_stop();
+}
+
+/* ---- a fork that the daemon hears of late ---- */
+
+static void pass_on(struct sheaf_wire_msg *msg, int to)
+{
+        if (sheaf_wire_send(to, msg->env, msg->fds, msg->fd_count))
+                _exit(2);
+        sheaf_wire_msg_free(msg);
+}
+
+/* Between one client and the daemon. It says when a fork's note is there, and
+ * passes it on when it is told to. */
+static void hold_notes(int listener, int say_fd, int order_fd)
+{
+        int from, to = sheaf_wire_connect(flow.socket);
+        struct sheaf_wire_msg msg;
+        char c;
+
+        poll(&(struct pollfd){ listener, POLLIN, 0 }, 1, -1);
+        from = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
+        if (from < 0 || to < 0)
+                _exit(1);
+        while (true) {
+                struct pollfd fds[] = { { from, POLLIN, 0 },
+                        { to, POLLIN, 0 } };
+
+                poll(fds, 2, -1);
+                for (int i = 0; i < 2; i++) {
+                        if (!fds[i].revents)
+                                continue;
+                        if (sheaf_wire_recv(fds[i].fd, &msg) != 1)
+                                _exit(0);
+                        if (msg.env->body_case ==
+                                SHEAF__ENVELOPE__BODY_FORK_NOTE) {
+                                (void)!write(say_fd, "x", 1);
+                                (void)!read(order_fd, &c, 1);
+                        }
+                        pass_on(&msg, fds[1 - i].fd);
+                }
+        }
+}
+
+static pid_t start_holder(const char *path, int *ret_said, int *ret_order)
+{
+        int say[2], order[2], listener = sheaf_wire_listen(path, 0666);
+        pid_t pid;
+
+        cr_assert_geq(listener, 0);
+        cr_assert(!pipe2(say, O_CLOEXEC) && !pipe2(order, O_CLOEXEC));
+        pid = flow_fork(0, 0);
+        if (!pid)
+                hold_notes(listener, say[1], order[0]);
+        close(listener);
+        close(say[1]);
+        close(order[0]);
+        *ret_said = say[0];
+        *ret_order = order[1];
+        return pid;
+}
+
+/* Until it has heard, the parent keeps what it lets go of; then the daemon. */
+Test(clients, a_fork_that_is_heard_of_late)
+{
+        int said, order, say[2];
+        pid_t holder, parent, child;
+        char c;
+
+        setup();
+        holder = start_holder(flow_path("between"), &said, &order);
+        setenv("SHEAF_SOCKET", flow_path("between"), 1);
+        cr_assert(!pipe2(say, O_CLOEXEC));
+        parent = fork_with_pin(say[1], 7);
+        setenv("SHEAF_SOCKET", flow.socket, 1);
+        close(say[1]);
+        cr_assert_eq(read(said, &c, 1), 1);
+        /* The parent waited in vain, and is gone. */
+        cr_assert_eq(
+                read(say[0], &child, sizeof(child)), (ssize_t)sizeof(child));
+        flow_ok("sheaf warmup data --evict --memory --quiet");
+        churn();
+        cr_assert_eq(flow_stat("pins.forks"), 0);
+        cr_assert_eq(write(order, "x", 1), 1);
+        cr_assert(flow_until(20, flow_stat("pins.forks") == 1));
+        cr_assert_eq(flow_join(parent, 20), 0);
+        churn();
+        cr_assert_eq(read(say[0], &c, 1), 1);
+        cr_assert(c, "the child's bytes changed");
+        kill(child, SIGKILL);
+        flow_wait(child, 5);
+        /* Whatever it saw went wrong was said by then. */
+        cr_assert_eq(read(say[0], &c, 1), 0, "the child's bytes changed");
+        close(say[0]);
+        close(said);
+        close(order);
+        cr_assert_eq(flow_join(holder, 20), 0);
         cr_assert(flow_until(20, no_pins()), "%s", flow.last.out);
         flow_stop();
 }
