@@ -93,6 +93,7 @@ struct sheaf_segment {
         uint32_t slice, swept;
         uint8_t state;
         bool populated;
+        bool was_stock; /* until it is put to another use */
 };
 
 struct sheaf_seglist {
@@ -340,6 +341,10 @@ int sheaf_reclaim_segs(struct sheaf_arena *arena, const uint32_t *segs,
  * has no gaps now. */
 bool sheaf_reclaim_slice(struct sheaf_arena *arena, uint32_t seg, uint32_t from,
         uint32_t to, uint32_t room);
+/* Makes a gap of @room bytes between the pins of a segment of stock or ring,
+ * where the least has to be released, and no more; it is the segment's only
+ * gap then. False: there is none, and all is left as it was. */
+bool sheaf_reclaim_hole(struct sheaf_arena *arena, uint32_t seg, uint32_t room);
 /* Releases those of @blocks[0..n), named by no table, that nobody holds; the
  * others become orphans. */
 void sheaf_reclaim_blocks(

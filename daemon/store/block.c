@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Blocks of an arena: their table, the index by digest, and who names them.
+/* Blocks of an arena: their table, the index by digest, who names them, and
+ * what becomes of them once they are placed.
  *
  *  1 a block's index is stable from place to release
  *  2 its word is the same in every table that names it
@@ -410,4 +411,69 @@ void sheaf_block_release(struct sheaf_arena *arena, sheaf_block block)
                         (uint32_t)(sheaf_block_begin(slot) %
                                    arena->pool->shape.segment_bytes),
                         room);
+}
+
+sheaf_block sheaf_arena_commit(struct sheaf_space *space, sheaf_block block,
+        const struct sheaf_digest *digest, struct sheaf_table *table,
+        uint64_t chunk)
+{
+        struct sheaf_arena *arena = space->arena;
+        struct sheaf_block_slot *slot = sheaf_block_at(arena, block);
+        sheaf_block old = sheaf_arena_find(arena, digest);
+
+        assert(slot->state == SHEAF_BLOCK_FILLING);
+        space->chunks_max = SHEAF_MAX(space->chunks_max, table->chunk_count);
+        if (old) {
+                sheaf_arena_abort(space, block);
+                block = old;
+        } else {
+                slot->state = SHEAF_BLOCK_LIVE;
+                arena->segs[sheaf_block_seg(arena, slot)].filling--;
+                sheaf_block_index(arena, block, digest);
+                space->placed_blocks++;
+                space->placed_bytes += slot->len_bytes;
+                arena->stats.blocks++;
+                arena->stats.payload_bytes += slot->len_bytes;
+                arena->stats.placed_blocks++;
+                arena->stats.placed_bytes += slot->len_bytes;
+        }
+        /* Without memory for a second name the chunk stays a miss. */
+        (void)!sheaf_arena_join(arena, block, table, chunk);
+        return block;
+}
+
+void sheaf_arena_abort(struct sheaf_space *space, sheaf_block block)
+{
+        struct sheaf_arena *arena = space->arena;
+        uint32_t seg = sheaf_block_seg(arena, sheaf_block_at(arena, block));
+
+        assert(sheaf_block_at(arena, block)->state == SHEAF_BLOCK_FILLING);
+        sheaf_block_release(arena, block);
+        sheaf_seg_settle(arena, seg);
+}
+
+const void *sheaf_arena_hold(
+        struct sheaf_arena *arena, sheaf_block block, uint32_t *ret_len_bytes)
+{
+        struct sheaf_block_slot *slot = sheaf_block_at(arena, block);
+
+        assert(slot->state == SHEAF_BLOCK_LIVE);
+        assert(slot->holds < UINT16_MAX);
+        if (slot->holds++ == 0)
+                arena->segs[sheaf_block_seg(arena, slot)].held++;
+        *ret_len_bytes = slot->len_bytes;
+        return sheaf_arena_at(
+                arena, sheaf_word_offset_bytes(sheaf_block_word(slot)));
+}
+
+void sheaf_arena_unhold(struct sheaf_arena *arena, sheaf_block block)
+{
+        struct sheaf_block_slot *slot = sheaf_block_at(arena, block);
+
+        assert(slot->holds);
+        if (--slot->holds)
+                return;
+        arena->segs[sheaf_block_seg(arena, slot)].held--;
+        if (!sheaf_block_named(slot))
+                sheaf_reclaim_blocks(arena, &block, 1);
 }

@@ -195,6 +195,122 @@ bool sheaf_reclaim_slice(struct sheaf_arena *arena, uint32_t seg, uint32_t from,
         return good;
 }
 
+static int by_offset(const void *a, const void *b)
+{
+        const struct sheaf_gap *x = a, *y = b;
+
+        return (x->offset_bytes > y->offset_bytes) -
+               (x->offset_bytes < y->offset_bytes);
+}
+
+/* The killed blocks of a segment, in their order; NULL: no memory. */
+static struct sheaf_gap *killed_of(
+        struct sheaf_arena *arena, uint32_t seg, uint32_t *ret_n)
+{
+        uint32_t size = (uint32_t)arena->pool->shape.segment_bytes, n = 0;
+        const struct sheaf_segment *segment = &arena->segs[seg];
+        struct sheaf_block_slot *slot;
+        struct sheaf_gap *killed =
+                sheaf_new(struct sheaf_gap, segment->live + 1);
+
+        if (!killed)
+                return NULL;
+        for (uint32_t b = segment->block_first; b; b = slot->seg_next) {
+                slot = sheaf_block_at(arena, b);
+                if (slot->state == SHEAF_BLOCK_KILLED)
+                        killed[n++] = (struct sheaf_gap){
+                                (uint32_t)(sheaf_block_begin(slot) % size),
+                                sheaf_block_room(slot->len_bytes),
+                        };
+        }
+        qsort(killed, n, sizeof(*killed), by_offset);
+        *ret_n = n;
+        return killed;
+}
+
+/* Where @room bytes within @gap cost least of @killed[0..n), which are those in
+ * the gap: it begins with the gap or behind one of them. */
+static uint32_t least_in(const struct sheaf_gap *gap, uint32_t room,
+        const struct sheaf_gap *killed, uint32_t n, uint32_t *io_least,
+        uint32_t at)
+{
+        uint32_t end = gap->offset_bytes + gap->len_bytes;
+        uint32_t from = gap->offset_bytes, cost = 0;
+
+        for (uint32_t i = 0, k = 0; from + room <= end; i++) {
+                for (; k < n && killed[k].offset_bytes < from + room; k++)
+                        cost += killed[k].len_bytes;
+                if (cost < *io_least) {
+                        *io_least = cost;
+                        at = from;
+                }
+                if (i == n)
+                        break;
+                from = killed[i].offset_bytes + killed[i].len_bytes;
+                if (i < k)
+                        cost -= killed[i].len_bytes;
+                else
+                        k = i + 1;
+        }
+        return at;
+}
+
+/* Cuts the gaps around pins to one of @room bytes, where least is killed. */
+static bool cut_gap(struct sheaf_arena *arena, uint32_t seg, uint32_t room)
+{
+        struct sheaf_segment *segment = &arena->segs[seg];
+        uint32_t n, first = 0, end, at = SHEAF_NONE, least = UINT32_MAX;
+        sheaf_autofree struct sheaf_gap *killed = killed_of(arena, seg, &n);
+
+        if (!killed || sheaf_seg_find_gaps(arena, seg) < 0)
+                return false;
+        for (uint32_t i = 0; i < segment->gap_count; i++, first = end) {
+                const struct sheaf_gap *gap = &segment->gaps[i];
+
+                for (end = first;
+                        end < n && killed[end].offset_bytes <
+                                           gap->offset_bytes + gap->len_bytes;
+                        end++)
+                        ;
+                at = least_in(
+                        gap, room, killed + first, end - first, &least, at);
+        }
+        segment->gap_count = at != SHEAF_NONE;
+        if (at != SHEAF_NONE)
+                segment->gaps[0] = (struct sheaf_gap){ at, room };
+        return at != SHEAF_NONE;
+}
+
+bool sheaf_reclaim_hole(struct sheaf_arena *arena, uint32_t seg, uint32_t room)
+{
+        uint64_t size = arena->pool->shape.segment_bytes, from, at, to;
+        struct sheaf_segment *segment = &arena->segs[seg];
+        struct sheaf_block_slot *slot;
+        bool found;
+
+        if (killed_reserve(&arena->killed, segment->live) < 0)
+                return false;
+        kill_seg(arena, seg, 0, size);
+        if (arena->killed.count)
+                sheaf_pins_scan(arena);
+        found = cut_gap(arena, seg, room);
+        from = found ? segment->gaps[0].offset_bytes : size;
+        to = from + (found ? room : 0);
+        for (uint32_t b = segment->block_first; b; b = slot->seg_next) {
+                slot = sheaf_block_at(arena, b);
+                if (!is_killed(slot))
+                        continue;
+                at = sheaf_block_begin(slot) % size;
+                if (slot->state == SHEAF_BLOCK_KILLED && at < to &&
+                        at + sheaf_block_room(slot->len_bytes) > from)
+                        sheaf_block_release(arena, b);
+                else
+                        show_again(arena, b);
+        }
+        sheaf_seg_sweep(arena, seg);
+        return found;
+}
+
 /* Those that were named again, or went, need no memory. */
 static void orphans_compact(struct sheaf_arena *arena)
 {

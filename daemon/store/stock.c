@@ -4,13 +4,14 @@
  *  1 stock is filled once and kept; all else flows through the ring, oldest
  *    out first; nothing is copied or compacted
  *  2 a segment whose pins would leave no gap for what is asked is not emptied
- *    at all: it goes on serving hits, and smaller blocks may empty it
+ *    at all: it goes on serving hits, stock stays stock, and smaller blocks
+ *    may empty it
  *  3 one placement empties a bounded number of segments, then gives up: the
  *    loop never waits for clients
  *
  * Where memory comes from, in this order: free segments, free budget, parked
  * gaps, idle spaces, spaces above their fair share, the own ring, parked
- * segments, own stock. Loop thread. */
+ * segments, own stock, the place of some blocks of own stock. Loop thread. */
 #include "daemon/store/arena_impl.h"
 
 #include <assert.h>
@@ -22,6 +23,7 @@
 #define EASY_LEAST         2
 #define SLICES_MAX         8 /* of a segment */
 #define SLICE_SHARE        64
+#define LARGE_SHARE        4   /* of a slice */
 #define RING_SHARE_INVERSE 200 /* 0.5 % of the dataset */
 
 int sheaf_space_new(struct sheaf_arena *arena, const char *name,
@@ -112,6 +114,13 @@ static uint32_t slice_bytes(const struct sheaf_arena *arena)
         uint64_t slice = arena->segs_live * size / SLICE_SHARE;
 
         return (uint32_t)SHEAF_MIN(size, SHEAF_MAX(slice, size / SLICES_MAX));
+}
+
+/* Between the pins of a few jobs there may be no room for it in all that
+ * flows, while there is much for others. */
+static bool is_large(const struct sheaf_arena *arena, uint32_t room)
+{
+        return room > slice_bytes(arena) / LARGE_SHARE;
 }
 
 /* Segments that flow. */
@@ -255,6 +264,8 @@ static int stock_push(struct sheaf_space *space, uint32_t seg)
                 space->stock_cap = cap;
         }
         space->arena->segs[seg].stock_at = space->stock_count;
+        space->arena->segs[seg].state = SHEAF_SEG_STOCK;
+        space->arena->segs[seg].was_stock = true;
         space->stock[space->stock_count++] = seg;
         return 0;
 }
@@ -293,9 +304,7 @@ static void close_open(struct sheaf_space *space, uint32_t *open)
         segment->gap_count = 0;
         segment->slice = 0;
         segment->swept = (uint32_t)arena->pool->shape.segment_bytes;
-        if (becomes_stock(space) && stock_push(space, seg) == 0) {
-                segment->state = SHEAF_SEG_STOCK;
-        } else {
+        if (!becomes_stock(space) || stock_push(space, seg) < 0) {
                 segment->state = SHEAF_SEG_RING;
                 sheaf_seglist_push(arena, &space->ring, seg);
         }
@@ -317,6 +326,7 @@ static void own(struct sheaf_space *space, uint32_t seg,
                 space->segs++;
         }
         segment->state = (uint8_t)state;
+        segment->was_stock = false;
         segment->slice = 0;
         segment->swept = (uint32_t)space->arena->pool->shape.segment_bytes;
         if (list)
@@ -361,9 +371,23 @@ static uint32_t take_listed(struct sheaf_space *space,
         return SHEAF_NONE;
 }
 
+/* An unlinked segment that could not be emptied, all of whose blocks are as
+ * they were: stock stays stock, or pins and a block that finds no gap between
+ * them would make all of it flow. */
+static void put_back(struct sheaf_space *space, uint32_t seg)
+{
+        struct sheaf_segment *segment = &space->arena->segs[seg];
+
+        segment->gap_count = 0;
+        segment->slice = 0;
+        segment->swept = (uint32_t)space->arena->pool->shape.segment_bytes;
+        if (!segment->was_stock || stock_push(space, seg) < 0)
+                own(space, seg, SHEAF_SEG_RING, &space->ring);
+}
+
 /* Empties unlinked segments for @space, whosever they were. The first is
  * returned, others become ready; those mostly pinned, or without a gap of
- * @room between pins, go to the ring's tail of their old space untouched. */
+ * @room between pins, are put back. */
 static uint32_t empty(struct sheaf_space *space, const uint32_t *segs,
         uint32_t n, uint32_t room)
 {
@@ -376,8 +400,7 @@ static uint32_t empty(struct sheaf_space *space, const uint32_t *segs,
                 struct sheaf_space *old = arena->segs[segs[i]].space;
 
                 if (rc < 0 || full[i]) {
-                        arena->segs[segs[i]].gap_count = 0;
-                        own(old, segs[i], SHEAF_SEG_RING, &old->ring);
+                        put_back(old, segs[i]);
                 } else if (found == SHEAF_NONE) {
                         found = segs[i];
                         own(space, found, SHEAF_SEG_MOVING, NULL);
@@ -388,11 +411,15 @@ static uint32_t empty(struct sheaf_space *space, const uint32_t *segs,
         return found;
 }
 
+static uint32_t stock_at_random(const struct sheaf_space *space)
+{
+        return (uint32_t)(sheaf_arena_random(space->arena) %
+                          space->stock_count);
+}
+
 static uint32_t random_stock(struct sheaf_space *space)
 {
-        uint32_t i = (uint32_t)(sheaf_arena_random(space->arena) %
-                                space->stock_count);
-        uint32_t seg = space->stock[i];
+        uint32_t seg = space->stock[stock_at_random(space)];
 
         sheaf_seg_unlink(space->arena, seg);
         return seg;
@@ -504,6 +531,11 @@ static bool sweep(struct sheaf_space *space, uint32_t seg, uint32_t room)
                 to = SHEAF_MIN(to, size);
                 if (sheaf_reclaim_slice(arena, seg, from, to, room))
                         return true;
+                /* Pins, and what reaches into it, shorten a slice. */
+                to = SHEAF_MIN(to + room, size);
+                if (is_large(arena, room) &&
+                        sheaf_reclaim_slice(arena, seg, from, to, room))
+                        return true;
                 /* For pins, or since it was too short? */
                 if (to - from >= room)
                         space->easy = 0;
@@ -559,6 +591,22 @@ static uint32_t take_emptied(struct sheaf_space *space, uint32_t room)
         return seg;
 }
 
+/* Stock that flows from now on: in small arenas as it fills, so that what is
+ * not needed after all stays. */
+static uint32_t take_stock(struct sheaf_space *space, uint32_t room)
+{
+        uint32_t seg = random_stock(space);
+
+        space->easy = 0;
+        if (!sliced(space->arena))
+                return empty(space, &seg, 1, room);
+        space->arena->segs[seg].slice = space->arena->segs[seg].swept = 0;
+        if (sweep(space, seg, room))
+                return seg;
+        put_back(space, seg);
+        return SHEAF_NONE;
+}
+
 static uint32_t take_own(struct sheaf_space *space, uint32_t room)
 {
         uint32_t tries, seg = take_listed(space, &space->ready, room);
@@ -573,15 +621,11 @@ static uint32_t take_own(struct sheaf_space *space, uint32_t room)
 
                 seg = empty(space, &parked, 1, room);
         }
-        for (tries = TRIES_MAX; seg == SHEAF_NONE && tries; tries--) {
-                uint32_t stock;
-
-                if (!space->stock_count)
-                        break;
-                stock = random_stock(space);
-                seg = empty(space, &stock, 1, room);
-                space->easy = 0;
-        }
+        if (sliced(space->arena) && is_large(space->arena, room))
+                return seg;
+        tries = SHEAF_MIN(space->stock_count, (uint32_t)TRIES_MAX);
+        for (; seg == SHEAF_NONE && tries; tries--)
+                seg = take_stock(space, room);
         tries = SHEAF_MIN(space->ring.count, (uint32_t)TRIES_MAX);
         for (; seg == SHEAF_NONE && tries; tries--) {
                 uint32_t ring = oldest(space, &space->ring);
@@ -610,6 +654,41 @@ static uint32_t next(struct sheaf_space *space, uint32_t room)
 
 /* ---- blocks ---- */
 
+/* In the place of what is there, in stock or ring, where pins leave room. */
+static int place_within(struct sheaf_space *space, uint32_t seg,
+        uint32_t len_bytes, sheaf_block *ret_block)
+{
+        struct sheaf_arena *arena = space->arena;
+        int rc = -ENOBUFS;
+
+        if (sheaf_reclaim_hole(arena, seg, sheaf_block_room(len_bytes)))
+                rc = fit(arena, seg, len_bytes, ret_block);
+        arena->segs[seg].gap_count = 0;
+        sheaf_seg_settle(arena, seg);
+        return rc;
+}
+
+/* The last resort: costs stock no more than the block, which is stock then. */
+static int replace(
+        struct sheaf_space *space, uint32_t len_bytes, sheaf_block *ret_block)
+{
+        uint32_t seg = space->ring.head, next;
+        int rc = -ENOBUFS;
+
+        for (int i = 0; rc == -ENOBUFS && i < 2 * TRIES_MAX; i++)
+                if (space->stock_count)
+                        rc = place_within(space,
+                                space->stock[stock_at_random(space)], len_bytes,
+                                ret_block);
+        for (int i = 0; rc == -ENOBUFS && i < TRIES_MAX; i++, seg = next) {
+                if (seg == SHEAF_NONE)
+                        break;
+                next = space->arena->segs[seg].next;
+                rc = place_within(space, seg, len_bytes, ret_block);
+        }
+        return rc;
+}
+
 static int place(
         struct sheaf_space *space, uint32_t len_bytes, sheaf_block *ret_block)
 {
@@ -629,8 +708,9 @@ static int place(
         close_open(space, &space->open[space->turn]);
         seg = next(space, room);
         if (seg == SHEAF_NONE)
-                return -ENOBUFS;
+                return replace(space, len_bytes, ret_block);
         space->arena->segs[seg].state = SHEAF_SEG_OPEN;
+        space->arena->segs[seg].was_stock = false;
         space->open[space->turn] = seg;
         space->turn = (space->turn + 1) % SHEAF_SPACE_OPEN;
         return fit(space->arena, seg, len_bytes, ret_block);
@@ -655,69 +735,4 @@ int sheaf_arena_place(struct sheaf_space *space, uint32_t len_bytes,
                                sheaf_block_word(sheaf_block_at(arena, block))));
         *ret_block = block;
         return 0;
-}
-
-sheaf_block sheaf_arena_commit(struct sheaf_space *space, sheaf_block block,
-        const struct sheaf_digest *digest, struct sheaf_table *table,
-        uint64_t chunk)
-{
-        struct sheaf_arena *arena = space->arena;
-        struct sheaf_block_slot *slot = sheaf_block_at(arena, block);
-        sheaf_block old = sheaf_arena_find(arena, digest);
-
-        assert(slot->state == SHEAF_BLOCK_FILLING);
-        space->chunks_max = SHEAF_MAX(space->chunks_max, table->chunk_count);
-        if (old) {
-                sheaf_arena_abort(space, block);
-                block = old;
-        } else {
-                slot->state = SHEAF_BLOCK_LIVE;
-                arena->segs[sheaf_block_seg(arena, slot)].filling--;
-                sheaf_block_index(arena, block, digest);
-                space->placed_blocks++;
-                space->placed_bytes += slot->len_bytes;
-                arena->stats.blocks++;
-                arena->stats.payload_bytes += slot->len_bytes;
-                arena->stats.placed_blocks++;
-                arena->stats.placed_bytes += slot->len_bytes;
-        }
-        /* Without memory for a second name the chunk stays a miss. */
-        (void)!sheaf_arena_join(arena, block, table, chunk);
-        return block;
-}
-
-void sheaf_arena_abort(struct sheaf_space *space, sheaf_block block)
-{
-        struct sheaf_arena *arena = space->arena;
-        uint32_t seg = sheaf_block_seg(arena, sheaf_block_at(arena, block));
-
-        assert(sheaf_block_at(arena, block)->state == SHEAF_BLOCK_FILLING);
-        sheaf_block_release(arena, block);
-        sheaf_seg_settle(arena, seg);
-}
-
-const void *sheaf_arena_hold(
-        struct sheaf_arena *arena, sheaf_block block, uint32_t *ret_len_bytes)
-{
-        struct sheaf_block_slot *slot = sheaf_block_at(arena, block);
-
-        assert(slot->state == SHEAF_BLOCK_LIVE);
-        assert(slot->holds < UINT16_MAX);
-        if (slot->holds++ == 0)
-                arena->segs[sheaf_block_seg(arena, slot)].held++;
-        *ret_len_bytes = slot->len_bytes;
-        return sheaf_arena_at(
-                arena, sheaf_word_offset_bytes(sheaf_block_word(slot)));
-}
-
-void sheaf_arena_unhold(struct sheaf_arena *arena, sheaf_block block)
-{
-        struct sheaf_block_slot *slot = sheaf_block_at(arena, block);
-
-        assert(slot->holds);
-        if (--slot->holds)
-                return;
-        arena->segs[sheaf_block_seg(arena, slot)].held--;
-        if (!sheaf_block_named(slot))
-                sheaf_reclaim_blocks(arena, &block, 1);
 }
