@@ -76,6 +76,7 @@ class Job:
         check: int = ...,
         subset: bytes | None = ...,
         replay: bool = ...,
+        pace: bool = ...,
     ) -> Job: ...
     def __len__(self) -> int: ...
     def save(

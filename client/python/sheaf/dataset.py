@@ -93,6 +93,10 @@ class Dataset:
         timeout: seconds within which each call ends.
         replay: bind nothing, but give again what was bound under ``job``
             (order and seed as then).
+        pace: wait a little, at most a third of the time between batches more,
+            while ahead of other jobs that read the same samples at the same
+            speed: all together then cost the origin what one does. For order
+            ``"shared"`` and an origin that is slow, or paid for.
         socket: of the daemon; default: ``$SHEAF_SOCKET`` or the usual places.
         pin_bytes: of shared memory that this process wants to hold at once;
             0: what the daemon gives everybody. It may give less.
@@ -120,6 +124,7 @@ class Dataset:
         socket: str | os.PathLike[str] | None = None,
         pin_bytes: int = 0,
         replay: bool = False,
+        pace: bool = False,
     ) -> None:
         if order not in ORDERS:
             raise ValueError(f"order={order!r}: one of {', '.join(ORDERS)}")
@@ -163,6 +168,7 @@ class Dataset:
         self._sorted: array[int] | None = None  # the same in order, if asked
         self._subset: bytes | None = None  # the same as a bitmap
         self._replay = replay
+        self._pace = pace
         self._job_name = job
         self._own_name = jobs.own_name()  # where one process is the run
         self._alone = False  # slots were served under that
@@ -251,6 +257,7 @@ class Dataset:
                     check=self.check(),
                     subset=self._subset,
                     replay=self._replay,
+                    pace=self._pace,
                 )
             return self._job
 

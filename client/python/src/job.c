@@ -14,25 +14,26 @@ struct opening {
         PyObject *source, *subset;
         unsigned long long seed;
         unsigned int check;
-        int order, replay;
+        int order, replay, pace;
 };
 
 static int parse_opening(
         PyObject *args, PyObject *keywords, struct opening *opening)
 {
         static const char *const names[] = { "source", "name", "order", "seed",
-                "window", "ahead", "check", "subset", "replay", NULL };
+                "window", "ahead", "check", "subset", "replay", "pace", NULL };
         struct sheaf_job_options *options = &opening->options;
 
-        if (!PyArg_ParseTupleAndKeywords(args, keywords, "O!si|KIIIOp:Job",
+        if (!PyArg_ParseTupleAndKeywords(args, keywords, "O!si|KIIIOpp:Job",
                     EXT_KEYWORDS(names), ext_source_type, &opening->source,
                     &options->name, &opening->order, &opening->seed,
                     &options->window, &options->ahead, &opening->check,
-                    &opening->subset, &opening->replay))
+                    &opening->subset, &opening->replay, &opening->pace))
                 return -1;
         options->order = (enum sheaf_job_order)opening->order;
         options->seed = opening->seed;
         options->replay = opening->replay;
+        options->pace = opening->pace;
         return 0;
 }
 
