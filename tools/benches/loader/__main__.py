@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import hashlib
 import os
 import shutil
 import signal
@@ -41,10 +42,16 @@ def usable(path: Path) -> bool:
 
 
 def subset(images: Path, out: Path, most: int) -> Path:
-    """Copies of every n-th image, ``most`` in all (0: every one)."""
+    """Copies of every n-th image, ``most`` in all (0: every one). Equal ones
+    count once, as they would in the cache: a share of the bytes is one of
+    samples then."""
     warnings.simplefilter("ignore", Image.DecompressionBombWarning)
     Image.MAX_IMAGE_PIXELS = None
-    found = [path for path in ways.files_of(images) if usable(path)]
+    distinct = {
+        hashlib.sha256(path.read_bytes()).digest(): path
+        for path in reversed(ways.files_of(images))
+    }
+    found = sorted(path for path in distinct.values() if usable(path))
     if len(found) < ways.BATCH:
         raise SystemExit(f"{images}: {len(found)} images; {ways.BATCH} at least")
     most = most or len(found)

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections import OrderedDict
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,16 +30,14 @@ MEMORY_MIN = 32 << 20
 RATE, RATE_QUICK = 400, 800
 
 
-def size_of(images: Path) -> int:
-    """Bytes of all images, equal ones once: the daemon keeps them once."""
-    return sum(
-        len(data) for data in {p.read_bytes() for p in ways.files_of(images)}
-    )
+def sizes_of(images: Path) -> list[int]:
+    """Bytes of each."""
+    return [path.stat().st_size for path in ways.files_of(images)]
 
 
 def part_of(images: Path, where: Path, build: Path) -> tuple[Node, int]:
     """A daemon whose memory holds SHARE of the images; their bytes."""
-    size = size_of(images)
+    size = sum(sizes_of(images))
     memory = int(SHARE * size * OVERHEAD)
     if memory < MEMORY_MIN:
         note(
@@ -68,21 +67,68 @@ def lru(count: int, share: float, passes: int = 6) -> float:
     return hits / count
 
 
-def one_epoch(
-    node: Node, way: Any, count: int
-) -> tuple[float, list[float], float]:
-    """(seconds, origin bytes of each tenth, bytes of stock at its beginning:
-    what is cached and stays)."""
-    cached = node.stat("dataset.stock_bytes")
-    marks = [node.stat("origin.bytes")]
+def unevenness(parts: list[float], samples: list[int] | None = None) -> float:
+    """How far any of them is from their mean, as a share of it; per sample
+    where that is given."""
+    if samples is not None:
+        parts = [part / n for part, n in zip(parts, samples)]
+    mean = statistics.mean(parts) or 1.0
+    return max(abs(part / mean - 1) for part in parts)
+
+
+def uniform(sizes: list[int], share: float, turns: int) -> float:
+    """unevenness() of the bytes that uniform orders miss in each tenth of an
+    epoch, most of ``turns`` epochs, when ``share`` of the bytes are cached:
+    what chance alone does with images of these sizes."""
+    source = random.Random(1)
+    order = list(range(len(sizes)))
+    source.shuffle(order)
+    left, cached = share * sum(sizes), set()
+    for sample in order:
+        left -= sizes[sample]
+        if left >= 0:
+            cached.add(sample)
+    found = []
+    for _ in range(100):
+        most = 0.0
+        for _ in range(turns):
+            source.shuffle(order)
+            tenths = [0.0] * 10
+            for slot, sample in enumerate(order):
+                if sample not in cached:
+                    tenths[slot * 10 // len(order)] += sizes[sample]
+            most = max(most, unevenness(tenths))
+        found.append(most)
+    return statistics.median(found)
+
+
+@dataclass
+class Epoch:
+    """What one pass took."""
+
+    seconds: float
+    reads: list[float]  # of the origin, in each tenth
+    bytes: list[float]  # the same
+    samples: list[int]  # of each tenth: whole batches
+    stock: float  # bytes of what is cached and stays, when it began
+
+
+def one_epoch(node: Node, way: Any, count: int) -> Epoch:
+    names = ("origin.reads", "origin.bytes")
+    stock = node.stat("dataset.stock_bytes")
+    marks = [[*node.stats(*names), 0]]
     begun, seen = time.monotonic(), 0
     for batch in way:
         seen += ways.drain([batch], False)
         while seen * 10 >= count * len(marks) and len(marks) < 10:
-            marks.append(node.stat("origin.bytes"))
+            marks.append([*node.stats(*names), seen])
     seconds = time.monotonic() - begun
-    marks.append(node.stat("origin.bytes"))
-    return seconds, [b - a for a, b in zip(marks, marks[1:])], cached
+    marks.append([*node.stats(*names), seen])
+    reads, read, samples = (
+        [after[i] - before[i] for before, after in zip(marks, marks[1:])]
+        for i in range(3)
+    )
+    return Epoch(seconds, reads, read, [int(n) for n in samples], stock)
 
 
 def cached(
@@ -93,32 +139,19 @@ def cached(
     rate = RATE_QUICK if quick else RATE
     slow = node.slowed(images, faultfs, rate)
     node.sheaf("add", "bench", str(slow))
-    count = len(ways.files_of(images))
+    sizes = sizes_of(images)
+    count = len(sizes)
     way = ways.Sheaf("bench", False, 0, job="cached")
     turns = 1 if quick else 5
     progress(f"cached: an epoch to begin with, about {count // rate} s")
     one_epoch(node, way, count)
-    hits, shares, uneven, rates = [], [], [], []
+    passes: list[Epoch] = []
     for turn in range(turns):
         progress(f"cached: epoch {turn + 1} of {turns}")
-        seconds, tenths, held = one_epoch(node, way, count)
-        shares.append(held / size)
-        hits.append(1 - sum(tenths) / size)
-        mean = sum(tenths) / 10 or 1.0
-        uneven.append(max(abs(part / mean - 1) for part in tenths))
-        rates.append(count / seconds)
-    share = statistics.mean(shares)
-    gap = max(abs(hit - held) for hit, held in zip(hits, shares))
-    resident = node.stat("arena.payload_bytes") / size
-    emit("cached: share of the bytes in memory", 100 * resident, "%")
-    emit("cached: share of the bytes in stock", 100 * share, "%")
-    emit("cached: hits", 100 * statistics.mean(hits), "%")
-    emit("cached: hits, LRU (simulated)", 100 * lru(count, share), "%")
-    emit("cached: hits beside the share, at most", 100 * gap, "points",
-         limit=0.5)  # fmt: skip
-    emit("cached: a tenth of the epoch beside the mean, at most",
-         100 * max(uneven), "%", limit=10)  # fmt: skip
-    ideal = rate / (1 - share)
+        passes.append(one_epoch(node, way, count))
+    tell_cached(node, passes, sizes)
+    ideal = rate / (1 - statistics.mean(p.stock for p in passes) / size)
+    rates = [count / p.seconds for p in passes]
     emit("cached: sheaf", statistics.median(rates), "samples/s",
          "what the origin allows",
          statistics.median(rates) / ideal)  # fmt: skip
@@ -132,9 +165,33 @@ def cached(
     node.stop()
 
 
+def tell_cached(node: Node, passes: list[Epoch], sizes: list[int]) -> None:
+    size = sum(sizes)
+    shares = [p.stock / size for p in passes]
+    hits = [1 - sum(p.bytes) / size for p in passes]
+    share = statistics.mean(shares)
+    gap = max(abs(hit - held) for hit, held in zip(hits, shares))
+    resident = node.stat("arena.payload_bytes") / size
+    emit("cached: share of the bytes in memory", 100 * resident, "%")
+    emit("cached: share of the bytes in stock", 100 * share, "%")
+    emit("cached: hits", 100 * statistics.mean(hits), "%")
+    emit("cached: hits, LRU (simulated)", 100 * lru(len(sizes), share), "%")
+    emit("cached: mean hits beside the share",
+         100 * abs(statistics.mean(hits) - share), "points",
+         limit=0.5)  # fmt: skip
+    emit("cached: hits of an epoch beside it, at most", 100 * gap, "points")
+    emit("cached: files of a tenth beside the mean, at most",
+         100 * max(unevenness(p.reads, p.samples) for p in passes), "%",
+         limit=10)  # fmt: skip
+    emit("cached: bytes of a tenth beside the mean, at most",
+         100 * max(unevenness(p.bytes, p.samples) for p in passes), "%")  # fmt: skip
+    emit("cached: the same, uniform orders (simulated)",
+         100 * uniform(sizes, share, len(passes)), "%")  # fmt: skip
+
+
 def jobs(images: Path, where: Path, build: Path, quick: bool) -> None:
-    """J trainings that start at once: origin bytes an epoch, all together,
-    from the second on, beside (1 - c + A/N) of the images."""
+    """J trainings that start at once, with pace: origin bytes an epoch, all
+    together, from the second on, beside (1 - c + A/N) of the images."""
     count = len(ways.files_of(images))
     turns = 2 if quick else 5
     for number in (1, 2, 4, 8):
@@ -144,14 +201,14 @@ def jobs(images: Path, where: Path, build: Path, quick: bool) -> None:
         for training in trainings:
             expect(training, "ready")
         for training in trainings:
-            assert training.stdin
-            training.stdin.write("go\n")
-            training.stdin.flush()
+            go(training)
         progress(f"jobs: {number} at once, epoch 1 of {turns}")
         for training in trainings:
             expect(training, "epoch 1")
         first = node.stat("origin.bytes")
         held = node.stat("dataset.stock_bytes") / size
+        for training in trainings:
+            go(training)
         progress(f"jobs: {number} at once, epochs 2 to {turns}")
         for training in trainings:
             expect(training, f"epoch {turns}")
@@ -173,6 +230,13 @@ def start(jobs: int, number: int, turns: int) -> subprocess.Popen[str]:
     )
 
 
+def go(training: subprocess.Popen[str]) -> None:
+    """What it waits for when it is ready, and after its first epoch."""
+    assert training.stdin
+    training.stdin.write("go\n")
+    training.stdin.flush()
+
+
 def expect(training: subprocess.Popen[str], wanted: str) -> None:
     """Reads until it says so."""
     assert training.stdout
@@ -184,13 +248,15 @@ def expect(training: subprocess.Popen[str], wanted: str) -> None:
 
 def train(job: str, turns: int) -> None:
     """What start() starts."""
-    way = ways.Sheaf("bench", False, 0, job=job)
+    way = ways.Sheaf("bench", False, 0, job=job, pace=True)
     len(way.dataset)
     print("ready", flush=True)
     sys.stdin.readline()
     for turn in range(1, turns + 1):
         ways.drain(way, False)
         print(f"epoch {turn}", flush=True)
+        if turn == 1:
+            sys.stdin.readline()
 
 
 if __name__ == "__main__":

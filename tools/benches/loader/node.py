@@ -79,11 +79,16 @@ class Node:
             raise SystemExit(f"sheaf {' '.join(words)}: {done.stderr}")
         return None if done.returncode else done.stdout
 
-    def stat(self, name: str) -> float:
-        """A total of ``sheaf stats``."""
+    def stats(self, *names: str) -> list[float]:
+        """Totals of ``sheaf stats``."""
         text = self.sheaf("stats", "--json")
         assert text is not None
-        return float(json.loads(text)["totals"].get(name, 0))
+        totals = json.loads(text)["totals"]
+        return [float(totals.get(name, 0)) for name in names]
+
+    def stat(self, name: str) -> float:
+        """One of them."""
+        return self.stats(name)[0]
 
     def mount(self, name: str) -> Path:
         """Where the dataset is mounted from now on."""
