@@ -8,6 +8,7 @@
  * why not) and exits with its status. */
 #include "daemon/aside.h"
 #include "daemon/grants.h"
+#include "daemon/catchup.h"
 #include "daemon/health.h"
 #include "daemon/jobs/jobs.h"
 #include "daemon/server.h"
@@ -160,6 +161,8 @@ static int open_upper(struct sheaf_daemon *d)
         rc = sheaf_jobs_new(d, &d->jobs);
         if (!rc)
                 rc = sheaf_health_new(d, &d->health);
+        if (!rc)
+                rc = sheaf_catchup_new(d, &d->catchup);
         return rc ? rc : sheaf_grants_new(d, &d->grants);
 }
 
@@ -193,6 +196,7 @@ static void stop(struct sheaf_daemon *d)
         sheaf_aside_stop();
         sheaf_grants_free(d->grants);
         sheaf_health_free(d->health);
+        sheaf_catchup_free(d->catchup);
         sheaf_server_free(d->server);
         d->server = NULL;
         sheaf_jobs_free(d->jobs);

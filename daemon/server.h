@@ -28,6 +28,7 @@
 struct sheaf_server;
 struct sheaf_conn;
 struct sheaf_grants;
+struct sheaf_catchup;
 struct sheaf_health;
 struct sheaf_jobs;
 struct sheaf_jobs_seat;
@@ -43,6 +44,7 @@ struct sheaf_daemon {
         struct sheaf_server *server;
         struct sheaf_grants *grants;
         struct sheaf_health *health;
+        struct sheaf_catchup *catchup;
         struct sheaf_jobs *jobs;
         uint64_t hint_items; /* of all clients */
         uint64_t tour_items; /* under way for warmups and seals */

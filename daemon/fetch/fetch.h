@@ -79,6 +79,7 @@ struct sheaf_fetch {
         uint64_t lane; /* who asks: lanes take turns */
         bool hint;     /* after everything that somebody waits for */
         bool durable;  /* done when on disk too (or refused there) */
+        bool at_hand;  /* nothing is read for it: -EAGAIN, not in memory */
         /* rc 0: in the arena of @residence, and @bytes (until done returns)
          * are the chunk's; NULL when @durable alone was wished for and the
          * disk has it already. -ENOBUFS: verified, @bytes valid, but the arena

@@ -192,6 +192,18 @@ static void serve_resident(struct sheaf_flight *f, bool known)
         }
 }
 
+/* Waits for what memory had, and has no more. */
+static void pass_over(struct sheaf_flight *f)
+{
+        struct sheaf_fetch *w, *next;
+
+        for (w = TAILQ_FIRST(&f->waits); w; w = next) {
+                next = TAILQ_NEXT(w, link);
+                if (w->at_hand)
+                        sheaf_flight_answer(f, w, -EAGAIN, NULL, NULL);
+        }
+}
+
 /* Waits that want nothing but a copy on disk, and have it. */
 static void serve_stored(struct sheaf_flight *f)
 {
@@ -216,6 +228,8 @@ void sheaf_flight_start(struct sheaf_flight *f)
         serve_resident(f, sheaf_digest_known(known));
         if (stored)
                 serve_stored(f);
+        if (!f->block)
+                pass_over(f);
         if (TAILQ_EMPTY(&f->waits)) {
                 sheaf_flight_free(f);
                 return;

@@ -596,6 +596,13 @@ bool sheaf_store_evict(
 
 /* ---- figures ---- */
 
+int sheaf_store_refuses(const struct sheaf_store *store)
+{
+        if (store->stats.degraded)
+                return store->stats.degraded;
+        return store->stats.limit_reached ? -EDQUOT : 0;
+}
+
 void sheaf_store_stats(
         const struct sheaf_store *store, struct sheaf_store_stats *ret_stats)
 {

@@ -239,6 +239,9 @@ struct sheaf_store_stats {
         uint64_t bad_headers, bad_payloads, io_errors, refused_full;
         uint64_t recovered_chunks, recovery_ns;
 };
+/* Whether it takes writes: 0; -EDQUOT, it is at its limit; -errno, so that it
+ * takes none at present. */
+int sheaf_store_refuses(const struct sheaf_store *store);
 void sheaf_store_stats(
         const struct sheaf_store *store, struct sheaf_store_stats *ret_stats);
 

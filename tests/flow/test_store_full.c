@@ -25,15 +25,17 @@ static bool status_says(const char *what)
         return strstr(flow.last.out, what) != NULL;
 }
 
+/* From the last to the first nothing is read ahead. */
 static void by_library(uint32_t from, uint32_t to)
 {
+        int step = from > to ? -1 : 1;
         struct sheaf_session *session;
         struct sheaf_dataset *dataset;
         char name[16];
 
         cr_assert_eq(flow_open("data", &session, &dataset), 0, "%s",
                 sheaf_last_error());
-        for (uint32_t i = from; i <= to; i++) {
+        for (uint32_t i = from; i != to + step; i += step) {
                 snprintf(name, sizeof(name), "f%03u", i);
                 cr_assert_eq(flow_check_view(dataset, name, i, FILE_BYTES), 0,
                         "%s: %s", name, sheaf_last_error());
@@ -200,6 +202,33 @@ Test(store_full, room_comes_back)
 Test(store_full, room_comes_back_after_a_kill)
 {
         room_comes_back(true);
+}
+
+/* Nobody reads it again, and nothing is read for it. */
+Test(store_full, what_memory_has_is_written_then)
+{
+        const uint32_t files = 16;
+        double read;
+
+        begin_beside(UINT64_C(60) << 20);
+        by_library(files, 1);
+        cr_assert(status_says("full or at its floor"), "%s", flow.last.out);
+        cr_assert_lt(flow_stat("disk.payload_bytes"),
+                (double)((files - 4) * FILE_BYTES));
+        read = flow_stat("origin.bytes");
+        cr_assert_eq(read, (double)(files * FILE_BYTES));
+        flow_ok("rm %s/foreign", flow.cache);
+        cr_assert(flow_until(40, flow_stat("disk.payload_bytes") == read),
+                "%g bytes are on disk", flow_stat("disk.payload_bytes"));
+        cr_assert_eq(flow_stat("origin.bytes"), read);
+        cr_assert_not(status_says("the disk tier is degraded"));
+        flow_umount(flow.mount);
+        flow_stop();
+        flow_start();
+        by_library(files, 1);
+        cr_assert_eq(flow_stat("origin.bytes"), 0);
+        nothing_partial();
+        flow_stop();
 }
 
 Test(store_full, no_inodes)
