@@ -253,8 +253,9 @@ Test(clients, stopped_client_keeps_its_bytes)
 
 /* The parent pins, forks, lets go and leaves; the child holds on until it is
  * killed, or the test is gone. */
-static pid_t fork_with_pin(int say_fd, uint32_t i)
+static pid_t fork_with_pin(const int say[2], uint32_t i)
 {
+        int say_fd = say[1];
         struct sheaf_session *session;
         struct sheaf_dataset *dataset;
         struct sheaf_view view;
@@ -264,6 +265,7 @@ static pid_t fork_with_pin(int say_fd, uint32_t i)
 
         if (pid)
                 return pid;
+        close(say[0]); /* or nobody would hear of the test's end */
         name_of(i, name);
         if (flow_open("data", &session, &dataset) ||
                 sheaf_dataset_lookup(dataset, name, &ordinal) ||
@@ -295,7 +297,7 @@ Test(clients, forked_children_hold_pins)
                 char good;
 
                 cr_assert(!pipe2(say, O_CLOEXEC));
-                parent = fork_with_pin(say[1], round % FILES);
+                parent = fork_with_pin(say, round % FILES);
                 close(say[1]);
                 cr_assert_eq(read(say[0], &child, sizeof(child)),
                         (ssize_t)sizeof(child));
@@ -386,7 +388,7 @@ Test(clients, a_fork_that_is_heard_of_late)
         holder = start_holder(flow_path("between"), &said, &order);
         setenv("SHEAF_SOCKET", flow_path("between"), 1);
         cr_assert(!pipe2(say, O_CLOEXEC));
-        parent = fork_with_pin(say[1], 7);
+        parent = fork_with_pin(say, 7);
         setenv("SHEAF_SOCKET", flow.socket, 1);
         close(say[1]);
         cr_assert_eq(read(said, &c, 1), 1);
