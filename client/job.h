@@ -35,6 +35,7 @@ enum sheaf_job_mode {
         SHEAF_JOB_BIND = 0,
         SHEAF_JOB_LOOK,
         SHEAF_JOB_REPLAY,
+        SHEAF_JOB_FOR_STATE,
 };
 
 /* One message: slots, or a restore. */

@@ -99,7 +99,8 @@ int sheaf_job_save(struct sheaf_job *job, uint64_t epoch, uint32_t yielded,
         rc = gather(job, saved, yielded, SHEAF_JOB_LOOK, deadline_ns);
         if (rc == 1)
                 rc = gather(job, saved, yielded,
-                        job->options.replay ? SHEAF_JOB_LOOK : SHEAF_JOB_BIND,
+                        job->options.replay ? SHEAF_JOB_LOOK
+                                            : SHEAF_JOB_FOR_STATE,
                         deadline_ns);
         if (rc == 1)
                 rc = refuse(job, epoch, -ENODATA,

@@ -57,19 +57,31 @@ static bool follows_resume(
                                                slot >= job->resumed_slot));
 }
 
+/* Who saves a state binds what slower processes have not asked for yet. */
+static void count_state(
+        struct sheaf_live_job *job, const struct sheaf_bind *bind, uint64_t n)
+{
+        if (job->state_epoch != bind->epoch)
+                job->state_slots = 0;
+        job->state_epoch = bind->epoch;
+        job->state_slots += n;
+}
+
 /* A session that asks for more slots that others had before it than can have
  * been on their way goes through the epoch anew: its loader lost its place. */
 static void watch_repeats(struct sheaf_live_job *job, struct sheaf_bind *bind,
         uint64_t fresh, uint64_t again)
 {
         struct sheaf_attendance *seen = attendance_of(job, bind);
+        uint64_t right = job->config.ahead + bind->count;
 
         if (!seen)
                 return;
         seen->own += fresh;
         seen->again += again;
-        if (seen->warned ||
-                seen->again <= seen->own + job->config.ahead + bind->count)
+        if (job->state_epoch == bind->epoch)
+                right += job->state_slots;
+        if (seen->warned || seen->again <= seen->own + right)
                 return;
         seen->warned = true;
         job->jobs->stats.repeats++;
@@ -122,7 +134,10 @@ static int bind_slots(struct sheaf_live_job *job, struct sheaf_bind *bind,
                 stats->replaced += bound.replaced;
         }
         stats->bound += fresh;
-        watch_repeats(job, bind, fresh, again);
+        if (bind->mode == SHEAF_BIND_STATE)
+                count_state(job, bind, fresh);
+        else
+                watch_repeats(job, bind, fresh, again);
         return 0;
 }
 
@@ -439,6 +454,7 @@ static int do_one(struct sheaf_live_job *job, struct sheaf_bind *bind,
         }
         switch (bind->mode) {
         case SHEAF_BIND:
+        case SHEAF_BIND_STATE:
                 if (run)
                         return bind_now(job, bind, ret_why);
                 if (survey_first(job, bind->epoch))

@@ -101,6 +101,8 @@ struct sheaf_live_job {
         bool resumed;
         uint64_t resumed_epoch;
         uint32_t resumed_slot;
+        /* How many slots of an epoch were bound for a state. */
+        uint64_t state_epoch, state_slots;
         /* Bitmaps that epochs were made from. */
         struct sheaf_recalled {
                 struct sheaf_digest name;

@@ -45,6 +45,7 @@ enum sheaf_bind_mode {
         SHEAF_BIND = 0,
         SHEAF_BIND_LOOK,        /* only tell what is bound */
         SHEAF_BIND_REPLAY,      /* and fetch it */
+        SHEAF_BIND_STATE,       /* bind what others are still to ask for */
         SHEAF_BIND_RESTORE_ASK, /* no slots: is the run of a state there? */
         SHEAF_BIND_RESTORE_MAKE /* make it from a bitmap */
 };

@@ -101,7 +101,7 @@ static const char *fault_of(const Sheaf__Bind *bind)
                 return "a rate is a number of samples a second";
         if (bind->subset.len && bind->subset.len != SHEAF_DIGEST_BYTES)
                 return "a subset is named by a SHA-256";
-        if (bind->mode > SHEAF_BIND_REPLAY)
+        if (bind->mode > SHEAF_BIND_STATE)
                 return "this sheafd does not know that way to bind";
         if (bind->restore && bind->n_slot)
                 return "a restore has no slots";

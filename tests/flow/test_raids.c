@@ -225,7 +225,7 @@ static void absurd_fields(struct peer *p, uint32_t handle)
         bad[n++].n_slot = SHEAF_ARRAY_LEN(slots);
         bad[n++].rate = NAN;
         bad[n++].rate = -INFINITY;
-        bad[n++].mode = 3;
+        bad[n++].mode = 4;
         bad[n].slot = beyond;
         bad[n++].n_slot = 2;
         bad[n++].slot = beyond + 1;
@@ -356,7 +356,7 @@ static void flood_binds(void)
                 bind = bind_of(opened[sent % PEERS].handle, name);
                 bind.order = (uint32_t)(sent / 7 % 3);
                 bind.window = 5;
-                bind.mode = (uint32_t)(sent % 5 % 3);
+                bind.mode = (uint32_t)(sent % 5 % 4);
                 bind.epoch = sent / 500;
                 bind.slot = slots;
                 bind.n_slot = sent % 64;

@@ -694,6 +694,36 @@ Test(resume, epochs_come_in_any_order)
         sheaf_job_close(job);
 }
 
+/* Whoever saves a state binds for those who are behind: they are not told that
+ * they lost their place, while one that did is. */
+Test(resume, who_is_behind_a_state_is_not_told)
+{
+        static uint64_t ordinals[FILES];
+        struct sheaf_session *first = session;
+        struct sheaf_dataset *its = dataset;
+        struct sheaf_job_state state;
+        struct sheaf_job *ahead = job_of(0, NULL), *behind;
+        char text[300];
+
+        take_up();
+        behind = job_of(0, NULL);
+        for (uint32_t at = 0; at < 600; at += 16) {
+                slots_bind(ahead, 2, at, 8, ordinals);
+                cr_assert_eq(
+                        sheaf_job_save(ahead, 2, at + 16, &state, NULL), 0);
+                slots_bind(behind, 2, at + 8, 8, ordinals);
+        }
+        cr_assert_eq(
+                sheaf_job_warning(behind, text, sizeof(text)), 0, "%s", text);
+        cr_assert_eq(flow_stat("jobs.repeats"), 0);
+        for (uint32_t at = 0; at < 592; at += 8)
+                slots_bind(behind, 2, at, 8, ordinals);
+        cr_assert_gt(sheaf_job_warning(behind, text, sizeof(text)), 0);
+        sheaf_job_close(ahead);
+        sheaf_job_close(behind);
+        flow_close(first, its);
+}
+
 /* A session that begins an epoch again is told so, once; one that goes on, or
  * asks again for its own, is not. */
 Test(resume, a_lost_place_is_told)

@@ -102,9 +102,10 @@ class Dataset:
             0: what the daemon gives everybody. It may give less.
 
     Wrong arguments are a ``TypeError`` or ``ValueError`` that names them, here
-    and not later. Nothing is opened before it is needed, and pickles carry names only: each
-    process opens what it reads. All threads may use one Dataset. Errors are
-    ``OSError`` with errno, cause and remedy; ``filename`` is the key.
+    and not later. Nothing is opened before it is needed, and pickles carry
+    names only: each process opens what it reads. All threads may use one
+    Dataset. Errors are ``OSError`` with errno, cause and remedy; ``filename``
+    is the key.
     """
 
     def __init__(
