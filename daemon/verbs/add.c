@@ -10,6 +10,8 @@
  *  3 add --share without --force fails when those users could not read all
  *    that is listed; update, which finds the dataset shared, tells it
  *  4 when the client goes away the work is given up
+ *  5 a tree with more chunks than there is room to keep account of is refused
+ *    before anything is made for it: holes in files cost its owner nothing
  *
  * Threads: loop thread; the check runs on the pool. */
 #include "daemon/verbs/verbs.h"
@@ -24,6 +26,12 @@
 #include <sys/stat.h>
 
 #define PROGRESS_NS (200 * SHEAF_NS_PER_MS)
+
+/* Of each chunk, cached or not: digest and place on disk; its length, and its
+ * word in a table. One version may take a share of the limits for that. */
+#define CHUNK_DISK_BYTES   48
+#define CHUNK_MEMORY_BYTES 12
+#define ACCOUNT_SHARE      4
 
 struct listing_job {
         struct sheaf_call call; /* first */
@@ -46,6 +54,7 @@ struct listing_job {
         gid_t gid;
         uint64_t private_count; /* listed and not for all who may read */
         char private_text[400];
+        char size_text[200]; /* why it is too large, or "" */
         bool unchanged; /* update: the version before tells the same tree */
         bool prev_held;
         bool at_origin; /* the reader lists */
@@ -220,6 +229,27 @@ static void job_keep(struct listing_job *job)
                 job_answer(job);
 }
 
+static int check_size(struct listing_job *job)
+{
+        const struct sheaf_config *config = job->daemon->config;
+        uint64_t chunks = job->block.listing.chunk_count;
+        uint64_t disk_bytes = chunks * CHUNK_DISK_BYTES;
+        uint64_t memory_bytes = chunks * CHUNK_MEMORY_BYTES;
+
+        if (memory_bytes <= config->memory_bytes / ACCOUNT_SHARE &&
+                (!config->disk_bytes ||
+                        disk_bytes <= config->disk_bytes / ACCOUNT_SHARE))
+                return 0;
+        snprintf(job->size_text, sizeof(job->size_text),
+                "to keep account of its %llu chunks takes %llu MiB of disk "
+                "and %llu MiB of memory, above a quarter of --disk or "
+                "--memory; raise that, or add less",
+                (unsigned long long)chunks,
+                (unsigned long long)(disk_bytes >> 20),
+                (unsigned long long)(memory_bytes >> 20));
+        return -EFBIG;
+}
+
 static void check_work(uv_work_t *work)
 {
         struct listing_job *job = work->data;
@@ -236,6 +266,8 @@ static void check_work(uv_work_t *work)
                 job->prev_held ? &job->opening.version->fetch.listing : NULL,
                 job->record->serial, job->record->uuid.data, job->path,
                 &job->block, &job->pairs);
+        if (!job->rc)
+                job->rc = check_size(job);
         if (job->rc)
                 return;
         job->private_count = sheaf_share_private(
@@ -258,6 +290,8 @@ static void check_done(uv_work_t *work, int status)
                 job_free(job);
         else if (job->dataset->removed)
                 job_fail(job, -ESTALE, "removed while it was listed");
+        else if (*job->size_text)
+                job_fail(job, job->rc, job->size_text);
         else if (job->rc == -EBADMSG)
                 job_fail(job, job->rc, "the reader gave an invalid listing");
         else if (job->rc)

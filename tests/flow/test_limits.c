@@ -277,6 +277,41 @@ Test(limits, limit_that_is_reached_is_said)
         flow_stop();
 }
 
+/* Files of holes cost their owner nothing: what is kept of each chunk, cached
+ * or not, is no way around the limits. */
+Test(limits, more_chunks_than_can_be_kept_account_of)
+{
+        flow.memory = "64MiB";
+        flow.disk = "64MiB";
+        flow_file(1, SMALL, "f000");
+        flow_start();
+        flow_ok("sheaf add data %s", flow.origin);
+        if (flow_run("cd %s && mkdir huge && truncate -s 1T huge/a huge/b",
+                    flow.base)) {
+                printf("SKIP: limits.more_chunks_than_can_be_kept_account_of: "
+                       "no files of 1 TiB here\n");
+                flow_stop();
+                return;
+        }
+        cr_assert_eq(flow_run("sheaf add huge %s/huge", flow.base), 1);
+        cr_assert_not_null(
+                strstr(flow.last.err, "524288 chunks"), "%s", flow.last.err);
+        cr_assert_not_null(strstr(flow.last.err, "raise"), "%s", flow.last.err);
+        cr_assert_neq(flow_run("sheaf ls huge"), 0, "%s", flow.last.out);
+        cr_assert_leq(flow_du(flow.cache), UINT64_C(8) << 20);
+        flow_ok("rm %s/huge/b && sheaf add huge %s/huge", flow.base, flow.base);
+        flow_ok("truncate -s 1T %s/huge/b", flow.base);
+        cr_assert_eq(flow_run("sheaf update huge"), 1);
+        cr_assert_not_null(
+                strstr(flow.last.err, "524288 chunks"), "%s", flow.last.err);
+        flow_ok("sheaf ls huge");
+        cr_assert_not_null(
+                strstr(flow.last.out, "1.0 TiB"), "%s", flow.last.out);
+        read_all(1, SMALL);
+        cr_assert_leq(flow_du(flow.cache), UINT64_C(64) << 20);
+        flow_stop();
+}
+
 Test(limits, impossible_ones_are_refused)
 {
         static const char *const bad[] = { "--memory -1", "--memory 0",
