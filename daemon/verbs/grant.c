@@ -13,18 +13,48 @@
 /* Shown in lists, which must fit into a message. */
 #define LABEL_MAX_BYTES 128
 
-static struct sheaf_reg_dataset *dataset_by_id(
-        struct sheaf_registry *registry, uint64_t id)
-{
-        struct sheaf_reg_dataset *ds = sheaf_registry_first(registry);
+/* All datasets; their ids grow. */
+struct known {
+        size_t count;
+        struct sheaf_reg_dataset **all;
+};
 
-        while (ds && ds->record->id != id)
-                ds = TAILQ_NEXT(ds, link);
-        return ds;
+static int known_new(struct sheaf_registry *registry, struct known *ret_known)
+{
+        struct sheaf_reg_dataset *ds;
+        size_t count = 0;
+
+        for (ds = sheaf_registry_first(registry); ds; ds = TAILQ_NEXT(ds, link))
+                count++;
+        ret_known->count = 0;
+        ret_known->all = sheaf_new(struct sheaf_reg_dataset *, count + 1);
+        if (!ret_known->all)
+                return -ENOMEM;
+        for (ds = sheaf_registry_first(registry); ds; ds = TAILQ_NEXT(ds, link))
+                ret_known->all[ret_known->count++] = ds;
+        return 0;
+}
+
+static struct sheaf_reg_dataset *dataset_by_id(
+        const struct known *known, uint64_t id)
+{
+        size_t low = 0, high = known->count;
+
+        while (low < high) {
+                size_t middle = low + (high - low) / 2;
+
+                if (known->all[middle]->record->id < id)
+                        low = middle + 1;
+                else
+                        high = middle;
+        }
+        return low < known->count && known->all[low]->record->id == id
+                       ? known->all[low]
+                       : NULL;
 }
 
 static void send_grant(struct sheaf_conn *conn, uint64_t id,
-        const struct sheaf_grant *grant, bool more)
+        const struct sheaf_grant *grant, const struct known *known, bool more)
 {
         Sheaf__Envelope env = SHEAF__ENVELOPE__INIT;
         Sheaf__GrantInfo info = SHEAF__GRANT_INFO__INIT;
@@ -32,8 +62,8 @@ static void send_grant(struct sheaf_conn *conn, uint64_t id,
         struct sheaf_conn *each;
 
         for (size_t i = 0; i < grant->record->n_dataset; i++) {
-                struct sheaf_reg_dataset *ds = dataset_by_id(
-                        conn->daemon->registry, grant->record->dataset[i]);
+                struct sheaf_reg_dataset *ds =
+                        dataset_by_id(known, grant->record->dataset[i]);
 
                 if (ds && info.n_dataset < DATASETS_MAX)
                         names[info.n_dataset++] = ds->record->name;
@@ -87,12 +117,16 @@ static void granted(void *arg, struct sheaf_grant *grant, int rc)
         struct grant_call *call = arg;
         struct sheaf_conn *conn = call->call.conn;
         uint64_t id = call->call.id;
+        struct known known = { 0 };
 
         sheaf_call_end(&call->call);
+        if (!rc)
+                rc = known_new(conn->daemon->registry, &known);
         if (rc)
                 grant_error(conn, id, "that directory", rc);
         else
-                send_grant(conn, id, grant, false);
+                send_grant(conn, id, grant, &known, false);
+        free(known.all);
         free(call);
 }
 
@@ -176,14 +210,77 @@ static bool may_see(
         return conn->who.uid == 0 || conn->who.uid == grant->record->owner_uid;
 }
 
+/* All that the client may see, as it reads. */
+struct list_call {
+        struct sheaf_call call; /* first */
+        uint64_t last;          /* serial of the grant that was told last; 0 */
+};
+
+static void list_end(struct list_call *list, int rc)
+{
+        struct sheaf_conn *conn = list->call.conn;
+        uint64_t id = list->call.id;
+
+        sheaf_call_end(&list->call);
+        free(list);
+        if (rc)
+                sheaf_conn_error(conn, id, rc,
+                        "grants were revoked while they were listed; try "
+                        "again");
+        else
+                sheaf_conn_done(conn, id);
+}
+
+static void list_on(struct sheaf_call *call)
+{
+        struct list_call *list = (struct list_call *)call;
+        struct sheaf_conn *conn = call->conn;
+        struct sheaf_grant *grant = sheaf_grants_first(conn->daemon->grants);
+        struct known known;
+
+        while (grant && list->last && grant->record->serial != list->last)
+                grant = LIST_NEXT(grant, link);
+        if (list->last && !grant) {
+                list_end(list, -EAGAIN);
+                return;
+        }
+        if (list->last)
+                grant = LIST_NEXT(grant, link);
+        if (known_new(conn->daemon->registry, &known)) {
+                list_end(list, -ENOMEM);
+                return;
+        }
+        for (; grant && sheaf_conn_has_room(conn);
+                grant = LIST_NEXT(grant, link)) {
+                if (!may_see(conn, grant))
+                        continue;
+                list->last = grant->record->serial;
+                send_grant(conn, call->id, grant, &known, true);
+        }
+        free(known.all);
+        if (!grant)
+                list_end(list, 0);
+}
+
+static void list_abandon(struct sheaf_call *call)
+{
+        free(call);
+}
+
 void sheaf_verb_list_grants(struct sheaf_conn *conn, struct sheaf_wire_msg *msg)
 {
-        struct sheaf_grant *grant = sheaf_grants_first(conn->daemon->grants);
+        struct list_call *list = sheaf_new(struct list_call, 1);
+        uint64_t id = msg->env->id;
+        int rc = list ? sheaf_call_begin(conn, id, &list->call, list_abandon)
+                      : -ENOMEM;
 
-        for (; grant; grant = LIST_NEXT(grant, link))
-                if (may_see(conn, grant))
-                        send_grant(conn, msg->env->id, grant, true);
-        sheaf_conn_done(conn, msg->env->id);
+        if (rc) {
+                free(list);
+                sheaf_conn_error(conn, id, rc, "too many requests at once");
+                return;
+        }
+        list->call.resume = list_on;
+        list_on(&list->call);
 }
 
 static void revoking_abandon(struct sheaf_call *call)

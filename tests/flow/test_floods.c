@@ -356,6 +356,64 @@ Test(floods, long_answers_that_are_read)
         hostile_end();
 }
 
+#define GRANTS       110 /* of names that take 5 MiB when they are told */
+#define GRANT_NAMES  256
+#define GRANT_LETTER 199
+
+Test(floods, long_lists_of_grants_that_are_read)
+{
+        Sheaf__GrantSocket grant = SHEAF__GRANT_SOCKET__INIT;
+        Sheaf__ListGrants list = SHEAF__LIST_GRANTS__INIT;
+        char name[GRANT_LETTER + 1], dir[128], *names[GRANT_NAMES];
+        double dropped = flow_stat("clients.dropped_slow");
+        struct peer p = greet();
+        struct sheaf_wire_msg msg;
+        Sheaf__Envelope env;
+        bool ended = false;
+        size_t told = 0;
+
+        memset(name, 'n', sizeof(name) - 1);
+        name[sizeof(name) - 1] = 0;
+        for (size_t i = 0; i < GRANT_NAMES; i++)
+                names[i] = name;
+        flow_ok("sheaf add %s %s", name, flow.origin);
+        grant.dataset = names;
+        grant.n_dataset = GRANT_NAMES;
+        grant.dir.data = (uint8_t *)dir;
+        for (int i = 0; i < GRANTS; i++) {
+                int fd;
+
+                snprintf(dir, sizeof(dir), "%s/grant%d", flow.base, i);
+                cr_assert(!mkdir(dir, 0755));
+                fd = open(dir, O_RDONLY | O_DIRECTORY);
+                grant.dir.len = strlen(dir);
+                cr_assert_eq(
+                        call(&p,
+                                envelope(&p, SHEAF__ENVELOPE__BODY_GRANT_SOCKET,
+                                        &grant),
+                                &fd, 1),
+                        0);
+                close(fd);
+        }
+        env = envelope(&p, SHEAF__ENVELOPE__BODY_LIST_GRANTS, &list);
+        cr_assert_eq(sheaf_wire_send(p.sock, &env, NULL, 0), 0);
+        cr_assert(flow_live());
+        while (!ended) {
+                cr_assert_eq(sheaf_wire_recv(p.sock, &msg), 1,
+                        "dropped after %zu", told);
+                told += msg.env->body_case == SHEAF__ENVELOPE__BODY_GRANT_INFO;
+                ended = msg.env->body_case == SHEAF__ENVELOPE__BODY_DONE;
+                cr_assert_neq(msg.env->body_case, SHEAF__ENVELOPE__BODY_ERROR);
+                sheaf_wire_msg_free(&msg);
+        }
+        cr_expect_eq(told, GRANTS);
+        cr_expect_eq(flow_stat("clients.dropped_slow"), dropped);
+        close(p.sock);
+        flow_ok("sheaf grant --list | wc -l");
+        flow_ok("sheaf rm --force %s", name);
+        hostile_end();
+}
+
 /* ---- connections ---- */
 
 static void connect_thousands(void)
