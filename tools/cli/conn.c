@@ -479,6 +479,7 @@ int cli_conn_call(struct cli_conn *conn, Sheaf__Envelope *request,
         int rc;
 
         conn->cancelled = false;
+        conn->error_errno = 0;
         request->id = ++conn->last_id;
         rc = send_all(conn, request, fds, fd_count);
         if (rc == -EINTR)

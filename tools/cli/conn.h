@@ -38,7 +38,8 @@ int cli_conn_call(struct cli_conn *conn, Sheaf__Envelope *request,
         const int *fds, size_t fd_count, cli_reply_fn on_reply, void *arg);
 
 /* With @keep, errors of later calls are kept instead of printed; the text of
- * the last one is borrowed until the next call, and its errno is positive. */
+ * the last one is borrowed until the next call, and its errno is positive; 0
+ * where that call had no answer, which is printed all the same. */
 void cli_conn_keep_errors(struct cli_conn *conn, bool keep);
 const char *cli_conn_error(const struct cli_conn *conn);
 int cli_conn_error_errno(const struct cli_conn *conn);

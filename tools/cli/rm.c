@@ -5,6 +5,29 @@
 
 #include <stdio.h>
 
+#define WAIT_MS 2000
+#define STEP_MS 50
+
+/* A training or a mount that ended a moment ago may still be about to go: so
+ * a dataset in use is tried for a while. */
+static int remove_it(
+        struct cli *cli, struct cli_conn *conn, Sheaf__Envelope *env)
+{
+        const struct timespec step = { .tv_nsec = STEP_MS * SHEAF_NS_PER_MS };
+        int rc, value;
+
+        cli_conn_keep_errors(conn, true);
+        for (int ms = 0;; ms += STEP_MS) {
+                rc = cli_conn_call(conn, env, NULL, 0, NULL, NULL);
+                value = cli_conn_error_errno(conn);
+                if (!value)
+                        return rc;
+                if (value != EBUSY || ms >= WAIT_MS || cli_conn_sleep(&step))
+                        break;
+        }
+        return cli_fail(cli, CLI_OK, value, "%s", cli_conn_error(conn));
+}
+
 static int run(struct cli *cli)
 {
         __attribute__((cleanup(cli_conn_free_p))) struct cli_conn *conn = NULL;
@@ -17,7 +40,7 @@ static int run(struct cli *cli)
         body.force = cli_flag(cli, "force");
 
         CLI_REQUEST(env, REMOVE_DATASET, remove_dataset, &body);
-        rc = cli_conn_call(conn, &env, NULL, 0, NULL, NULL);
+        rc = remove_it(cli, conn, &env);
         if (rc)
                 return rc;
         if (cli->json) {
