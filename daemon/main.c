@@ -7,8 +7,8 @@
  * In the background form the parent waits until the daemon serves (or says
  * why not) and exits with its status. */
 #include "daemon/aside.h"
-#include "daemon/grants.h"
 #include "daemon/catchup.h"
+#include "daemon/grants.h"
 #include "daemon/health.h"
 #include "daemon/jobs/jobs.h"
 #include "daemon/server.h"

@@ -256,6 +256,7 @@ Test(cli, rm_of_a_dataset_in_use)
         flow_mount("data", flow.mount);
         snprintf(pid, sizeof(pid), "%d", (int)flow_server(flow.mount));
         cr_assert_eq(flow_run("sheaf rm data"), 1, "%d", flow.last.rc);
+        cr_assert_geq(flow.last.seconds, 1, "who is about to end has no time");
         cr_assert(strstr(flow.last.err, pid), "%s is not named: %s", pid,
                 flow.last.err);
         cr_assert_eq(flow_check(flow_path("mount/d1/f1"), 1, BYTES, 4096), 0);

@@ -63,6 +63,8 @@ const struct cli_verb cli_verb_rm = {
         .name = "rm",
         .args = "NAME",
         .brief = "remove a dataset from the cache; the origin stays",
+        .details = "One that is in use is tried for two seconds, since who "
+                   "ended a moment ago may\nstill be about to let go of it.\n",
         .examples = "sheaf rm imagenet\nsheaf rm --force imagenet",
         .options = options,
         .args_min = 1,
