@@ -419,7 +419,8 @@ static void retry_cb(uv_timer_t *timer)
         }
         for (conn = LIST_FIRST(&server->conns); conn; conn = next) {
                 next = LIST_NEXT(conn, link);
-                if (!TAILQ_EMPTY(&conn->queue))
+                /* Also a call that waits for the queues of others. */
+                if (!TAILQ_EMPTY(&conn->queue) || !LIST_EMPTY(&conn->calls))
                         sheaf_conn_flush(conn);
                 if (conn->brief_end_ns && sheaf_now_ns() > conn->brief_end_ns)
                         sheaf_conn_close(conn);

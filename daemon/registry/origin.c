@@ -45,27 +45,40 @@ void sheaf_registry_detach(struct sheaf_reg_dataset *dataset)
         dataset->attachment = SHEAF_ATTACH_NONE;
 }
 
-int sheaf_registry_present(struct sheaf_reg_dataset *dataset,
-        const char *origin_path, int origin_fd)
+/* The path is taken, the one before is given. */
+static char *exchange_path(struct sheaf_reg_dataset *ds, char *path)
 {
-        size_t len = strlen(origin_path);
-        uint8_t *copy = malloc(len + 1);
+        ProtobufCBinaryData *origin = &ds->record->origin;
+        char *before = (char *)origin->data;
+
+        origin->data = (uint8_t *)path;
+        origin->len = strlen(path);
+        return before;
+}
+
+int sheaf_registry_present(struct sheaf_reg_dataset *dataset,
+        const char *origin_path, int origin_fd, char **ret_before)
+{
+        sheaf_autofree char *path = strdup(origin_path);
         int rc;
 
-        if (!copy)
+        if (!path)
                 return -ENOMEM;
-        memcpy(copy, origin_path, len + 1);
         sheaf_registry_detach(dataset);
         rc = start_reader(dataset, NULL, origin_fd);
-        if (rc) {
-                free(copy);
+        if (rc)
                 return rc;
-        }
-        free(dataset->record->origin.data);
-        dataset->record->origin.data = copy;
-        dataset->record->origin.len = len;
+        path = exchange_path(dataset, path);
         dataset->attachment = SHEAF_ATTACHED;
+        if (ret_before)
+                *ret_before = sheaf_steal(&path);
         return 0;
+}
+
+void sheaf_registry_take_back(struct sheaf_reg_dataset *dataset, char *before)
+{
+        sheaf_registry_detach(dataset);
+        free(exchange_path(dataset, before));
 }
 
 int sheaf_registry_origin(

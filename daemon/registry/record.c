@@ -21,8 +21,11 @@ struct reg_change {
         void *arg;
         enum sheaf_share kind;
         gid_t gid;
+        /* A seal: until it is durable @was has what to go back to. */
         struct sheaf_reg_version *version;
         struct sheaf_digest root;
+        ProtobufCBinaryData was;
+        bool marked;
 };
 
 void sheaf_registry_key(
@@ -113,10 +116,25 @@ static int seal_begin(struct sheaf_store_change *change)
         if (!copy)
                 return -ENOMEM;
         memcpy(copy, c->root.bytes, SHEAF_DIGEST_BYTES);
-        free(root->data);
+        c->was = *root;
+        c->marked = true;
         root->data = copy;
         root->len = SHEAF_DIGEST_BYTES;
         return sheaf_registry_pack(c->dataset, change);
+}
+
+static void seal_done(struct sheaf_store_change *change, int rc)
+{
+        struct reg_change *c = (struct reg_change *)change;
+        ProtobufCBinaryData *root = &c->version->record->root_digest;
+
+        if (c->marked && rc) {
+                free(root->data);
+                *root = c->was;
+        } else if (c->marked) {
+                free(c->was.data);
+        }
+        change_end(c, rc);
 }
 
 void sheaf_registry_seal(struct sheaf_reg_version *version,
@@ -126,7 +144,7 @@ void sheaf_registry_seal(struct sheaf_reg_version *version,
                 .version = version, .root = *root, .done = done, .arg = arg
         };
 
-        change_start(version->dataset, &what, seal_begin, changed);
+        change_start(version->dataset, &what, seal_begin, seal_done);
 }
 
 /* ---- removing ---- */

@@ -483,7 +483,7 @@ int sheaf_registry_create(struct sheaf_registry *registry,
                 sheaf_record__dataset__free_unpacked(record, NULL);
                 return rc ? rc : -ENOMEM;
         }
-        rc = sheaf_registry_present(ds, origin_path, origin_fd);
+        rc = sheaf_registry_present(ds, origin_path, origin_fd, NULL);
         if (rc) {
                 TAILQ_REMOVE(&registry->datasets, ds, link);
                 sheaf_registry_free_dataset(ds);

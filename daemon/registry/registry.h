@@ -161,9 +161,13 @@ SHEAF_MUST_CHECK int sheaf_registry_create(struct sheaf_registry *registry,
         const struct sheaf_principal *owner, const char *name,
         const char *origin_path, int origin_fd, bool follow,
         struct sheaf_reg_dataset **ret_dataset);
-/* The origin, presented again by a client. */
+/* The origin, presented by a client; @ret_before (may be NULL) is where it was
+ * until now, freed by the caller or given to sheaf_registry_take_back(). */
 SHEAF_MUST_CHECK int sheaf_registry_present(struct sheaf_reg_dataset *dataset,
-        const char *origin_path, int origin_fd);
+        const char *origin_path, int origin_fd, char **ret_before);
+/* It was not what the client meant: the next need starts a reader at @before,
+ * which is taken. */
+void sheaf_registry_take_back(struct sheaf_reg_dataset *dataset, char *before);
 /* Ends the reader; the next need starts one at the recorded path. */
 void sheaf_registry_detach(struct sheaf_reg_dataset *dataset);
 /* Starts the reader if there is none, without a probe: for listing anew. */

@@ -59,7 +59,9 @@ struct listing_job {
         bool prev_held;
         bool at_origin; /* the reader lists */
         bool has_dir;   /* the version's directory may be there */
-        bool presented; /* update: the origin's path may be another */
+        /* update: the origin's path until it was presented; NULL: it was not,
+         * or what it leads to now is listed. */
+        char *before;
         int64_t progress_ns;
 };
 
@@ -78,6 +80,8 @@ static void job_free(struct listing_job *job)
 
         drop_dir(job);
         ds->listing = false;
+        if (job->before)
+                sheaf_registry_take_back(ds, sheaf_steal(&job->before));
         if (job->prev_held)
                 sheaf_registry_unhold(job->opening.version);
         if (job->fresh && TAILQ_EMPTY(&ds->versions) && !ds->removed)
@@ -155,6 +159,7 @@ static void job_answer(struct listing_job *job)
         struct sheaf_conn *conn = job->call.conn;
 
         ds->listing = false;
+        free(sheaf_steal(&job->before));
         if (!conn) {
                 job_free(job);
                 return;
@@ -223,7 +228,7 @@ static void job_kept(void *arg, int rc)
 static void job_keep(struct listing_job *job)
 {
         sheaf_listing_block_clear(&job->block);
-        if (job->presented)
+        if (job->before)
                 sheaf_registry_record(job->dataset, job_kept, job);
         else
                 job_answer(job);
@@ -438,9 +443,10 @@ static void prev_opened(struct sheaf_opening *opening, int rc)
                 job_fail(job, rc, "the origin cannot be listed");
 }
 
-/* Begins a listing job; @fresh for add, @force as it was said there. */
+/* Begins a listing job; @fresh for add, @force as it was said there, @before
+ * for update, as in the job; taken. */
 static void job_begin(struct sheaf_conn *conn, uint64_t id,
-        struct sheaf_reg_dataset *ds, bool fresh, bool force, bool presented)
+        struct sheaf_reg_dataset *ds, bool fresh, bool force, char *before)
 {
         struct listing_job *job = sheaf_new(struct listing_job, 1);
         int rc =
@@ -448,6 +454,8 @@ static void job_begin(struct sheaf_conn *conn, uint64_t id,
 
         if (rc) {
                 free(job);
+                if (before)
+                        sheaf_registry_take_back(ds, before);
                 if (fresh)
                         sheaf_registry_unrecord(ds);
                 sheaf_conn_error(conn, id, rc, "too many requests at once");
@@ -457,7 +465,7 @@ static void job_begin(struct sheaf_conn *conn, uint64_t id,
         job->dataset = ds;
         job->fresh = fresh;
         job->force = force;
-        job->presented = presented;
+        job->before = before;
         job->claim_fd = -1;
         job->block.memfd = -1;
         ds->listing = true;
@@ -540,7 +548,7 @@ static void add(
         }
         ds->record->share_kind = kind;
         ds->record->share_gid = gid;
-        job_begin(conn, id, ds, true, add->force, false);
+        job_begin(conn, id, ds, true, add->force, NULL);
 }
 
 void sheaf_verb_add_dataset(struct sheaf_conn *conn, struct sheaf_wire_msg *msg)
@@ -577,8 +585,7 @@ void sheaf_verb_update_dataset(
         struct sheaf_reg_dataset *ds =
                 sheaf_conn_dataset(conn, id, update->name, true);
         sheaf_autofd int fd = sheaf_wire_take_fd(msg, 0);
-        char origin[PATH_MAX];
-        bool presented = fd >= 0;
+        char origin[PATH_MAX], *before = NULL;
         int rc;
 
         if (!ds)
@@ -595,7 +602,7 @@ void sheaf_verb_update_dataset(
                                 "the origin must come as an open directory");
                         return;
                 }
-                rc = sheaf_registry_present(ds, origin, fd);
+                rc = sheaf_registry_present(ds, origin, fd, &before);
                 if (rc) {
                         sheaf_conn_error(conn, id, rc,
                                 "no reader for %s can be started", origin);
@@ -605,5 +612,5 @@ void sheaf_verb_update_dataset(
                 /* The owner wants what is at the recorded path now. */
                 sheaf_registry_detach(ds);
         }
-        job_begin(conn, id, ds, false, false, presented);
+        job_begin(conn, id, ds, false, false, before);
 }

@@ -288,33 +288,58 @@ Test(floods, nobody_reads)
 #define LISTED 60 /* datasets with long paths */
 #define LISTS  100
 
-/* Answers far beyond what is queued for a client, who reads them late. */
-Test(floods, long_answers_that_are_read)
+static void add_long(struct peer *p)
 {
-        struct peer p = greet();
         Sheaf__AddDataset add = SHEAF__ADD_DATASET__INIT;
-        Sheaf__ListDatasets list = SHEAF__LIST_DATASETS__INIT;
-        Sheaf__GetStats stats = SHEAF__GET_STATS__INIT;
-        Sheaf__RemoveDataset rm = SHEAF__REMOVE_DATASET__INIT;
         int fd = open(flow.origin, O_RDONLY | O_DIRECTORY);
         static uint8_t path[4000];
-        size_t ends = 0, infos = 0, bad = 0;
         char name[16];
 
         memset(path, 'x', sizeof(path));
         path[0] = '/';
         add.origin.data = path;
         add.origin.len = sizeof(path);
+        add.name = name;
         for (int i = 0; i < LISTED; i++) {
                 snprintf(name, sizeof(name), "long%d", i);
-                add.name = name;
                 cr_assert_eq(
-                        call(&p,
-                                envelope(&p, SHEAF__ENVELOPE__BODY_ADD_DATASET,
+                        call(p,
+                                envelope(p, SHEAF__ENVELOPE__BODY_ADD_DATASET,
                                         &add),
                                 &fd, 1),
                         0);
         }
+        close(fd);
+}
+
+static void remove_long(struct peer *p)
+{
+        Sheaf__RemoveDataset rm = SHEAF__REMOVE_DATASET__INIT;
+        char name[16];
+
+        rm.name = name;
+        rm.force = true;
+        for (int i = 0; i < LISTED; i++) {
+                snprintf(name, sizeof(name), "long%d", i);
+                cr_assert_eq(
+                        call(p,
+                                envelope(p,
+                                        SHEAF__ENVELOPE__BODY_REMOVE_DATASET,
+                                        &rm),
+                                NULL, 0),
+                        0);
+        }
+}
+
+/* Answers far beyond what is queued for a client, who reads them late. */
+Test(floods, long_answers_that_are_read)
+{
+        struct peer p = greet();
+        Sheaf__ListDatasets list = SHEAF__LIST_DATASETS__INIT;
+        Sheaf__GetStats stats = SHEAF__GET_STATS__INIT;
+        size_t ends = 0, infos = 0, bad = 0;
+
+        add_long(&p);
         for (int i = 0; i < LISTS; i++) {
                 Sheaf__Envelope env =
                         i % 4 ? envelope(&p,
@@ -339,19 +364,43 @@ Test(floods, long_answers_that_are_read)
         }
         cr_expect_eq(bad, 0);
         cr_expect_eq(infos, (LISTED + 1) * (LISTS - LISTS / 4));
-        for (int i = 0; i < LISTED; i++) {
-                snprintf(name, sizeof(name), "long%d", i);
-                rm.name = name;
-                rm.force = true;
-                cr_assert_eq(
-                        call(&p,
-                                envelope(&p,
-                                        SHEAF__ENVELOPE__BODY_REMOVE_DATASET,
-                                        &rm),
-                                NULL, 0),
-                        0);
+        remove_long(&p);
+        close(p.sock);
+        hostile_end();
+}
+
+#define UNREAD 48 /* connections: each has a MiB queued at most */
+
+/* While a user's other connections do not read, an answer may have to wait
+ * that has nothing queued itself. It comes when they do, or go. */
+Test(floods, answers_wait_for_the_queues_of_others)
+{
+        struct peer p = greet(), unread[UNREAD];
+        Sheaf__ListDatasets list = SHEAF__LIST_DATASETS__INIT;
+        struct sheaf_wire_msg msg;
+        Sheaf__Envelope env;
+
+        add_long(&p);
+        for (size_t i = 0; i < UNREAD; i++) {
+                unread[i] = greet();
+                for (int n = 0; n < 8; n++) {
+                        env = envelope(&unread[i],
+                                SHEAF__ENVELOPE__BODY_LIST_DATASETS, &list);
+                        cr_assert_eq(
+                                sheaf_wire_send(unread[i].sock, &env, NULL, 0),
+                                0);
+                }
         }
-        close(fd);
+        env = envelope(&p, SHEAF__ENVELOPE__BODY_LIST_DATASETS, &list);
+        cr_assert_eq(sheaf_wire_send(p.sock, &env, NULL, 0), 0);
+        cr_expect_eq(poll(&(struct pollfd){ .fd = p.sock, .events = POLLIN }, 1,
+                             300),
+                0, "it did not have to wait");
+        for (size_t i = 0; i < UNREAD; i++)
+                close(unread[i].sock);
+        cr_assert_eq(await(&p, env.id, &msg, NULL, NULL), 0);
+        sheaf_wire_msg_free(&msg);
+        remove_long(&p);
         close(p.sock);
         hostile_end();
 }

@@ -273,9 +273,14 @@ Test(store_full, index)
                 "%s", flow.last.err);
         cr_assert_neq(flow_run("sheaf ls more"), 0);
         cr_assert_neq(flow_run("sheaf rm data"), 0);
+        cr_assert_neq(flow_run("sheaf seal data"), 0);
+        flow_ok("sheaf ls data");
+        cr_assert(!strstr(flow.last.out, "\n  digest "), "%s", flow.last.out);
         by_library(1, 30);
         cr_assert(flow_live());
         flow_faulty("%s", "");
+        flow_ok("sheaf seal data && sheaf ls data");
+        cr_assert_not_null(strstr(flow.last.out, "\n  digest "));
         flow_ok("sheaf add more %s", flow.origin);
         flow_ok("sheaf rm more");
         flow_ok("sheaf warmup data --disk");
