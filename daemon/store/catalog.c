@@ -5,7 +5,10 @@
  *    a power cut the database is whole, at most the tail is missing, and
  *    that is rebuilt from segments
  *  2 digests are inserted in sorted batches only: one by one a random insert
- *    writes some 20 KiB
+ *    writes some 20 KiB. A batch is several transactions, each of a stretch of
+ *    the order: what one replaces is free for the next but one, so that the
+ *    file needs room for the tree and two stretches of it, not for two trees;
+ *    pages that a transaction has written are in memory until it ends
  *  3 a segment is listed in the transaction that holds its last record
  *  4 the map grows on the loop thread while no transaction is open
  *  5 a damaged page ends the call that meets it, and no other reaches LMDB
@@ -23,6 +26,9 @@
 #include <sys/stat.h>
 
 #define KEY_BYTES_MAX 400
+
+/* Of a batch in one transaction: as many pages, 32 MiB, at most. */
+#define STRETCH_ITEMS 8192
 
 #define PAGE_HEADER_BYTES 16 /* of LMDB; it begins with the page's number */
 
@@ -338,7 +344,7 @@ static int apply_items(struct sheaf_catalog *catalog, MDB_txn *txn,
         return rc;
 }
 
-static int apply(struct sheaf_catalog *catalog,
+static int apply_stretch(struct sheaf_catalog *catalog,
         const struct sheaf_pending_item *items, size_t count,
         const struct sheaf_catalog_segment *segments, size_t segment_count)
 {
@@ -360,6 +366,22 @@ static int apply(struct sheaf_catalog *catalog,
                 return to_errno(rc);
         }
         return commit(catalog, txn);
+}
+
+/* What a failure leaves is whole: the batch is repeated, and segments come
+ * last (3). */
+static int apply(struct sheaf_catalog *catalog,
+        const struct sheaf_pending_item *items, size_t count,
+        const struct sheaf_catalog_segment *segments, size_t segment_count)
+{
+        for (; count > STRETCH_ITEMS;
+                items += STRETCH_ITEMS, count -= STRETCH_ITEMS) {
+                int rc = apply_stretch(catalog, items, STRETCH_ITEMS, NULL, 0);
+
+                if (rc)
+                        return rc;
+        }
+        return apply_stretch(catalog, items, count, segments, segment_count);
 }
 
 int sheaf_catalog_apply(struct sheaf_catalog *catalog,

@@ -29,9 +29,10 @@ void sheaf_catalog_close(struct sheaf_catalog *catalog);
 SHEAF_MUST_CHECK int sheaf_catalog_find(struct sheaf_catalog *catalog,
         const struct sheaf_digest *digest, struct sheaf_place *ret_place);
 
-/* Commits sorted items (removals: place of all zero) and segments as one
- * durable transaction. 0; -EOVERFLOW: the map is full, call _grow on the
- * loop thread and repeat; -ENOSPC; -EIO; -ENOMEM. */
+/* Commits sorted items (removals: place of all zero) and, when all of them are
+ * durable, segments. 0; -EOVERFLOW: the map is full, call _grow on the loop
+ * thread and repeat; -ENOSPC; -EIO; -ENOMEM. A failure may leave the first of
+ * the items behind. */
 SHEAF_MUST_CHECK int sheaf_catalog_apply(struct sheaf_catalog *catalog,
         const struct sheaf_pending_item *items, size_t count,
         const struct sheaf_catalog_segment *segments, size_t segment_count);

@@ -8,7 +8,7 @@
  *  2 an unchecked segment is not in the catalog: that is its durable mark,
  *    and it goes when the segment was hashed, given its summary and synced
  *  3 the sweep of the catalog takes a few thousand entries a tick, and only
- *    when dead ones may outnumber the living */
+ *    when dead ones may be half as many as the living */
 #include "daemon/store/private.h"
 
 #include <fcntl.h>
@@ -17,7 +17,7 @@
 #define FEW 64
 
 #define SWEEP_STEP  2048
-#define SWEEP_SLACK (UINT64_C(256) << 10)
+#define SWEEP_SLACK (UINT64_C(64) << 10)
 
 struct check {
         struct sheaf_disk_io io;
@@ -158,7 +158,7 @@ void sheaf_catalog_sweep(struct sheaf_store *store)
                 return;
         if (!store->sweep_running) {
                 if (sheaf_catalog_entries(store->catalog) <=
-                        2 * store->stats.chunks + SWEEP_SLACK)
+                        store->stats.chunks * 3 / 2 + SWEEP_SLACK)
                         return;
                 store->sweep_running = true;
                 memset(&store->sweep_after, 0, sizeof(store->sweep_after));

@@ -2,6 +2,7 @@
 #include "kit.h"
 
 #include <stdio.h>
+#include <sys/stat.h>
 
 static struct sheaf_digest digest_of(uint64_t n)
 {
@@ -71,6 +72,50 @@ Test(catalog, batches_grow_the_map_and_are_found_again)
         cr_assert_eq(system(path), 0);
 }
 
+/* Batches that touch every page of the tree: the file does not become as large
+ * as two trees. */
+Test(catalog, large_batches_need_little_room_beside_the_tree)
+{
+        char dir[] = "/var/tmp/sheaf-catalog-XXXXXX", path[128];
+        struct sheaf_catalog *catalog;
+        struct sheaf_pending pending = { 0 };
+        struct sheaf_pending_item *items;
+        struct stat st;
+        off_t tree = 0;
+        enum {
+                N = 65536
+        };
+
+        cr_assert_not_null(mkdtemp(dir));
+        snprintf(path, sizeof(path), "%s/catalog", dir);
+        cr_assert_eq(sheaf_catalog_open(path, 64 * SHEAF_MIB, &catalog), 0);
+        for (uint64_t i = 0; i < N; i++) {
+                struct sheaf_digest d = digest_of(i);
+                struct sheaf_place place = { 1, 1, i };
+
+                cr_assert_eq(sheaf_pending_put(&pending, &d, &place), 0);
+        }
+        cr_assert_eq(sheaf_pending_sorted(&pending, &items), 0);
+        for (uint32_t batch = 1; batch <= 4; batch++) {
+                for (size_t i = 0; i < N; i++)
+                        items[i].place.generation = batch;
+                cr_assert_eq(
+                        sheaf_catalog_apply(catalog, items, N, NULL, 0), 0);
+                snprintf(path, sizeof(path), "%s/catalog/data.mdb", dir);
+                cr_assert_eq(stat(path, &st), 0);
+                if (batch == 1)
+                        tree = st.st_size;
+        }
+        cr_assert_leq(st.st_size, tree + tree / 2, "%jd bytes, first %jd",
+                (intmax_t)st.st_size, (intmax_t)tree);
+        cr_assert_eq(sheaf_catalog_entries(catalog), N);
+        free(items);
+        sheaf_pending_clear(&pending);
+        sheaf_catalog_close(catalog);
+        snprintf(path, sizeof(path), "rm -rf %s", dir);
+        cr_assert_eq(system(path), 0);
+}
+
 static int collect(
         void *arg, const char *key, const void *value, size_t len_bytes)
 {
@@ -107,6 +152,52 @@ Test(catalog, records_and_counters_survive)
         cr_assert_str_eq(text, "d/a=1;d/c=3;e/x=9;");
         cr_assert_eq(sheaf_store_next(kit.store, "serial", &number), 0);
         cr_assert_gt(number, 1, "given twice");
+        kit_end(&kit);
+}
+
+static void commit_all(struct kit *kit)
+{
+        do {
+                sheaf_places_commit(kit->store, true);
+                sheaf_disk_drain(kit->store->disk);
+        } while (kit->store->commit_running || kit->store->pending.count);
+}
+
+/* Of segments that were given to others, the digests stay for a while. */
+Test(catalog, dead_entries_go)
+{
+        enum {
+                N = 100000,
+                LIVING = 500
+        };
+        uint64_t sizes[LIVING];
+        struct sheaf_place dead = { .container = 1 };
+        struct kit kit;
+        struct kit_version v;
+
+        for (size_t i = 0; i < LIVING; i++)
+                sizes[i] = 100 + i;
+        kit_begin(&kit, 64 * SHEAF_MIB);
+        kit_version(&kit, &v, 1, 7, sizes, LIVING, 1);
+        cr_assert_eq(kit_write_all(&kit, &v), LIVING);
+        dead.generation = sheaf_segment_at(kit.store, 1)->generation - 1;
+        for (uint64_t i = 0; i < N; i++) {
+                struct sheaf_digest d = digest_of(i);
+
+                dead.offset_bytes = i * SHEAF_DISK_PACK;
+                sheaf_places_note(kit.store, &d, &dead);
+        }
+        commit_all(&kit);
+        cr_assert_geq(sheaf_catalog_entries(kit.store->catalog), N);
+        do {
+                sheaf_catalog_sweep(kit.store);
+                sheaf_disk_drain(kit.store->disk);
+        } while (kit.store->sweep_running);
+        commit_all(&kit);
+        cr_assert_eq(sheaf_catalog_entries(kit.store->catalog), LIVING);
+        for (uint64_t i = 0; i < LIVING; i++)
+                cr_assert_eq(kit_read(&kit, &v, i), 0);
+        kit_version_end(&v);
         kit_end(&kit);
 }
 
