@@ -16,6 +16,9 @@
 #define FILES   64
 #define HELD    8
 
+/* A loaded machine may let a thread wait for seconds. */
+#define DEADLINE_MS 60000
+
 static struct sheaf_dataset *dataset;
 static _Atomic bool stop;
 static _Atomic uint64_t views, bad, copied;
@@ -77,12 +80,23 @@ static void *read_on(void *arg)
         return NULL;
 }
 
+/* Until the readers have met what was done last. */
+static void let_them_read(void)
+{
+        uint64_t before = views + bad;
+
+        usleep(20000);
+        for (int ms = 0; views + bad < before + THREADS && ms < DEADLINE_MS;
+                ms++)
+                usleep(1000);
+}
+
 static void trouble(struct fake_daemon **fake, const char *path,
         const struct fake_options *options, int round)
 {
         static int dropped;
 
-        usleep(20000);
+        let_them_read();
         fake_evict_all(*fake);
         if (round % 5 == 1)
                 fake_knobs(*fake)->drop = dropped++;
@@ -104,7 +118,8 @@ int main(int argc, char **argv)
                 .extent_bytes = 4 * SHEAF_MIB,
                 .grant_bytes = 2 * SHEAF_MIB,
         };
-        struct sheaf_session_options session_options = { .socket = path };
+        struct sheaf_session_options session_options = { .socket = path,
+                .deadline_ms = DEADLINE_MS };
         struct sheaf_session *session;
         struct fake_daemon *fake;
         pthread_t threads[THREADS];
