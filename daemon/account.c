@@ -19,8 +19,12 @@
 #define CONNS_LEAST 16
 
 /* A connection has two descriptors, its socket and its process. */
-void sheaf_accounts_init(struct sheaf_accounts *accounts, int fds_max)
+void sheaf_accounts_init(
+        struct sheaf_accounts *accounts, uv_loop_t *loop, int fds_max)
 {
+        uv_idle_init(loop, &accounts->idle);
+        accounts->idle.data = accounts;
+        TAILQ_INIT(&accounts->busy);
         LIST_INIT(&accounts->list);
         LIST_INIT(&accounts->sent);
         accounts->conns_max = (uint32_t)SHEAF_MIN(
@@ -50,6 +54,7 @@ int sheaf_account_join(struct sheaf_accounts *accounts,
                 if (!account)
                         return -ENOMEM;
                 account->accounts = accounts;
+                TAILQ_INIT(&account->chores);
                 account->uid = who->uid;
                 account->grant = who->grant;
                 LIST_INSERT_HEAD(&accounts->list, account, link);
@@ -74,6 +79,15 @@ void sheaf_account_leave(struct sheaf_account *account)
 {
         account->conns--;
         forget(account);
+}
+
+bool sheaf_account_spent(struct sheaf_account *account, uint64_t turn_ms)
+{
+        if (account->turn_ms != turn_ms) {
+                account->turn_ms = turn_ms;
+                account->spent_ns = 0;
+        }
+        return account->spent_ns > SHEAF_TURN_NS;
 }
 
 /* ---- copies ---- */

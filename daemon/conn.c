@@ -3,7 +3,9 @@
  *
  *  1 messages go out in the order in which they were sent, so that an extent
  *    is mapped before an answer names a block in it
- *  2 a client that lets more than SHEAF_CONN_QUEUE_BYTES pile up is dropped
+ *  2 a client that lets more than SHEAF_CONN_QUEUE_BYTES pile up is dropped;
+ *    long answers wait for it before, and end when they waited for so long as
+ *    a read may last
  *  3 after closing began nothing is sent or received
  *  4 in each turn of the loop a user has so many milliseconds, however many
  *    messages and connections: then it is the others' turn
@@ -20,7 +22,6 @@
 #include <stdio.h>
 
 #define MESSAGES_PER_TURN 16
-#define SPENT_PER_TURN_NS (2 * SHEAF_NS_PER_MS) /* on one user's messages */
 
 struct sheaf_out {
         TAILQ_ENTRY(sheaf_out) link;
@@ -117,6 +118,42 @@ static void resume(struct sheaf_conn *conn)
                 call->resume(call);
 }
 
+/* The client took nothing for that long, nor did the others of its user who
+ * have his room. What it holds stays: it may just be stopped. */
+static void end_waiting(struct sheaf_conn *conn)
+{
+        struct sheaf_call *call;
+
+        while ((call = waiting_call(conn))) {
+                uint64_t id = call->id;
+
+                sheaf_call_end(call);
+                call->abandon(call);
+                sheaf_conn_error(conn, id, -ETIMEDOUT,
+                        "the rest of the answer waited %llu s for this client "
+                        "to read, or for others of the same user, who have "
+                        "%llu "
+                        "MiB unread; read faster, or raise --deadline",
+                        (unsigned long long)(conn->daemon->config->deadline_ms /
+                                             1000),
+                        (unsigned long long)(conn->account->queue_bytes >> 20));
+        }
+}
+
+void sheaf_conn_tick(struct sheaf_conn *conn)
+{
+        int64_t now_ns = sheaf_now_ns();
+
+        /* Also a call that waits for the queues of others. */
+        if (!TAILQ_EMPTY(&conn->queue) || !LIST_EMPTY(&conn->calls))
+                sheaf_conn_flush(conn);
+        if (!waiting_call(conn) || !conn->waits_since_ns)
+                conn->waits_since_ns = now_ns;
+        else if (now_ns - conn->waits_since_ns >
+                 (int64_t)conn->daemon->config->deadline_ms * SHEAF_NS_PER_MS)
+                end_waiting(conn);
+}
+
 void sheaf_conn_flush(struct sheaf_conn *conn)
 {
         struct sheaf_out *out;
@@ -127,6 +164,7 @@ void sheaf_conn_flush(struct sheaf_conn *conn)
 
                 if (try_later(rc))
                         return; /* the server's timer tries again */
+                conn->waits_since_ns = 0;
                 unqueue(conn, out);
                 out_free(out);
                 if (rc) {
@@ -280,12 +318,35 @@ void sheaf_conn_finding(struct sheaf_conn *conn, uint64_t id, const char *kind,
 
 /* ---- calls, handles, names ---- */
 
-int sheaf_call_begin(struct sheaf_conn *conn, uint64_t id,
+static bool may_begin(struct sheaf_conn *conn, uint64_t id)
+{
+        if (conn->call_count >= SHEAF_CONN_CALLS_MAX) {
+                sheaf_conn_error(conn, id, -EBUSY,
+                        "%d requests of one connection are under way, and no "
+                        "more may be; wait until some have ended",
+                        SHEAF_CONN_CALLS_MAX);
+                return false;
+        }
+        if (conn->account->calls >= SHEAF_USER_CALLS_MAX) {
+                sheaf_conn_error(conn, id, -EBUSY,
+                        "%d requests of one user are under way, and no more "
+                        "may be; wait until some have ended, or end clients",
+                        SHEAF_USER_CALLS_MAX);
+                return false;
+        }
+        return true;
+}
+
+bool sheaf_call_begin(struct sheaf_conn *conn, uint64_t id,
         struct sheaf_call *call, void (*abandon)(struct sheaf_call *call))
 {
-        if (conn->call_count >= SHEAF_CONN_CALLS_MAX ||
-                conn->account->calls >= SHEAF_USER_CALLS_MAX)
-                return -EBUSY;
+        if (!call) {
+                sheaf_conn_error(
+                        conn, id, -ENOMEM, "the daemon is out of memory");
+                return false;
+        }
+        if (!may_begin(conn, id))
+                return false;
         call->conn = conn;
         call->id = id;
         call->abandon = abandon;
@@ -293,7 +354,7 @@ int sheaf_call_begin(struct sheaf_conn *conn, uint64_t id,
         LIST_INSERT_HEAD(&conn->calls, call, link);
         conn->call_count++;
         conn->account->calls++;
-        return 0;
+        return true;
 }
 
 void sheaf_call_end(struct sheaf_call *call)
@@ -490,15 +551,9 @@ static void dispatch(struct sheaf_conn *conn, struct sheaf_wire_msg *msg)
 
 /* Whether the user's share of this turn is used up. What was not received is
  * there in the next turn. */
-static bool had_its_turn(struct sheaf_conn *conn)
+static bool had_its_turn(const struct sheaf_conn *conn)
 {
-        uint64_t turn_ms = uv_now(conn->daemon->loop);
-
-        if (conn->account->turn_ms != turn_ms) {
-                conn->account->turn_ms = turn_ms;
-                conn->account->spent_ns = 0;
-        }
-        return conn->account->spent_ns > SPENT_PER_TURN_NS;
+        return sheaf_account_spent(conn->account, uv_now(conn->daemon->loop));
 }
 
 static void note_malformed(struct sheaf_conn *conn)

@@ -419,9 +419,7 @@ static void retry_cb(uv_timer_t *timer)
         }
         for (conn = LIST_FIRST(&server->conns); conn; conn = next) {
                 next = LIST_NEXT(conn, link);
-                /* Also a call that waits for the queues of others. */
-                if (!TAILQ_EMPTY(&conn->queue) || !LIST_EMPTY(&conn->calls))
-                        sheaf_conn_flush(conn);
+                sheaf_conn_tick(conn);
                 if (conn->brief_end_ns && sheaf_now_ns() > conn->brief_end_ns)
                         sheaf_conn_close(conn);
         }
@@ -435,7 +433,8 @@ static void set_limits(struct sheaf_server *server)
         if (!getrlimit(RLIMIT_NOFILE, &limit) && limit.rlim_cur < INT_MAX)
                 server->fds_max = (int)limit.rlim_cur;
         server->fds_kept = SHEAF_MIN(server->fds_max / 4, KEPT_MAX);
-        sheaf_accounts_init(&server->accounts, server->fds_max);
+        sheaf_accounts_init(
+                &server->accounts, server->daemon->loop, server->fds_max);
 }
 
 int sheaf_server_new(struct sheaf_daemon *daemon, const char *path,
@@ -484,6 +483,8 @@ static void server_closed(uv_handle_t *handle)
 {
         struct sheaf_server *server = handle->data;
 
+        if (--server->open_handles)
+                return;
         sheaf_close_p(&server->spare_fd);
         free(server);
 }
@@ -500,6 +501,9 @@ void sheaf_server_free(struct sheaf_server *server)
         sheaf_accounts_clear(&server->accounts);
         while (!LIST_EMPTY(&server->ghosts))
                 ghost_end(LIST_FIRST(&server->ghosts));
+        server->accounts.idle.data = server;
+        server->open_handles = 2;
+        uv_close((uv_handle_t *)&server->accounts.idle, server_closed);
         uv_close((uv_handle_t *)&server->timer, server_closed);
 }
 

@@ -130,6 +130,7 @@ struct sheaf_conn {
         uint32_t call_count;
         TAILQ_HEAD(, sheaf_out) queue;
         uint64_t queue_bytes;
+        int64_t waits_since_ns; /* long answers, for what is queued */
 };
 
 /* Listens on @path. -EADDRINUSE, -EEXIST (not a socket), -errno; logged. */
@@ -184,8 +185,9 @@ void sheaf_conn_progress(
 void sheaf_conn_finding(struct sheaf_conn *conn, uint64_t id, const char *kind,
         const void *path, size_t path_len, const char *text);
 
-/* Registers a long request. -EBUSY: too many at once. */
-SHEAF_MUST_CHECK int sheaf_call_begin(struct sheaf_conn *conn, uint64_t id,
+/* Registers a long request. False: there are too many at once, or @call is
+ * NULL, for which there was no memory; an error was sent. */
+SHEAF_MUST_CHECK bool sheaf_call_begin(struct sheaf_conn *conn, uint64_t id,
         struct sheaf_call *call, void (*abandon)(struct sheaf_call *call));
 void sheaf_call_end(struct sheaf_call *call);
 /* A long answer goes on only as far as its client reads; else it waits for

@@ -36,7 +36,8 @@ struct sheaf_server {
         uv_timer_t timer; /* retries sends and accepts that lacked fds */
         uint32_t ticks;   /* of it */
         bool closing;
-        int spare_fd; /* given up to accept and refuse when at the limit */
+        int open_handles; /* while closing */
+        int spare_fd;     /* given up to accept and refuse when at the limit */
         int brief_count;
         int fds_max, fds_kept; /* the last ones are for our own work */
         struct sheaf_server_stats stats;
@@ -47,7 +48,10 @@ struct sheaf_server {
 
 /* conn.c */
 void sheaf_conn_readable(uv_poll_t *poll, int status, int events);
+/* Sends what can be sent, goes on with long answers. */
 void sheaf_conn_flush(struct sheaf_conn *conn);
+/* The same each tick, and ends what waited for too long. */
+void sheaf_conn_tick(struct sheaf_conn *conn);
 void sheaf_conn_drop_queue(struct sheaf_conn *conn);
 
 /* overpin.c: looks for clients that hold more than they were granted, and

@@ -161,3 +161,30 @@ void sheaf_registry_drop_counts(struct sheaf_registry *registry)
                 free(kept);
         }
 }
+
+static uint64_t chunks_of(const struct sheaf_reg_dataset *ds)
+{
+        uint64_t sum = 0;
+
+        for (size_t i = 0; i < ds->record->n_version; i++)
+                sum += ds->record->version[i]->chunks;
+        return sum;
+}
+
+void sheaf_registry_chunks(const struct sheaf_registry *registry, uid_t owner,
+        uint64_t *ret_mine, uint64_t *ret_all)
+{
+        const struct sheaf_dataset_list *const lists[] = { &registry->datasets,
+                &registry->leaving };
+        const struct sheaf_reg_dataset *ds;
+
+        *ret_mine = *ret_all = 0;
+        for (size_t i = 0; i < SHEAF_ARRAY_LEN(lists); i++)
+                TAILQ_FOREACH (ds, lists[i], link) {
+                        uint64_t chunks = chunks_of(ds);
+
+                        *ret_all += chunks;
+                        if (ds->record->owner_uid == owner)
+                                *ret_mine += chunks;
+                }
+}

@@ -189,6 +189,8 @@ struct sheaf_publishing {
         SheafRecord__Version *record;
         struct sheaf_listing_block *block;
         const struct sheaf_listing_pairs *inherited;
+        /* May it, beside all that is published by then? NULL: it may. */
+        int (*check)(void *arg);
         sheaf_registry_done *done;
         void *arg;
 };
@@ -243,6 +245,10 @@ void sheaf_registry_left(struct sheaf_reg_dataset *dataset);
 bool sheaf_registry_removed_counts(const struct sheaf_registry *registry,
         const struct sheaf_reg_telling *telling,
         struct sheaf_reg_counts *ret_counts);
+
+/* Chunks of all versions that are kept: of one owner, and of everybody. */
+void sheaf_registry_chunks(const struct sheaf_registry *registry, uid_t owner,
+        uint64_t *ret_mine, uint64_t *ret_all);
 
 /* ---- opening ---- */
 

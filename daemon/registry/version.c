@@ -316,8 +316,10 @@ static int publish_begin(struct sheaf_store_change *change)
 {
         struct sheaf_publishing *p = (struct sheaf_publishing *)change;
         struct sheaf_reg_dataset *ds = p->dataset;
-        int rc = ds->removed ? -ESTALE : record_append(ds->record, p->record);
+        int rc = ds->removed ? -ESTALE : p->check ? p->check(p->arg) : 0;
 
+        if (!rc)
+                rc = record_append(ds->record, p->record);
         if (rc)
                 return rc;
         p->version = version_new(ds, p->record);

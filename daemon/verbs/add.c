@@ -28,10 +28,14 @@
 #define PROGRESS_NS (200 * SHEAF_NS_PER_MS)
 
 /* Of each chunk, cached or not: digest and place on disk; its length, and its
- * word in a table. One version may take a share of the limits for that. */
+ * word in a table. What they may take of the limits is
+ * bounded, cached or not. */
 #define CHUNK_DISK_BYTES   48
 #define CHUNK_MEMORY_BYTES 12
-#define ACCOUNT_SHARE      4
+/* Quarters of either limit: one version, all of a user, all of everybody. */
+#define VERSION_QUARTERS 1
+#define USER_QUARTERS    2
+#define ALL_QUARTERS     3
 
 struct listing_job {
         struct sheaf_call call; /* first */
@@ -54,7 +58,7 @@ struct listing_job {
         gid_t gid;
         uint64_t private_count; /* listed and not for all who may read */
         char private_text[400];
-        char size_text[200]; /* why it is too large, or "" */
+        char size_text[400]; /* why it is too large, or "" */
         bool unchanged; /* update: the version before tells the same tree */
         bool prev_held;
         bool at_origin; /* the reader lists */
@@ -183,8 +187,9 @@ static void job_published(void *arg, int rc)
 
         if (rc) {
                 job_fail(job, rc,
-                        rc == -ESTALE ? "removed while it was listed"
-                                      : "the version cannot be recorded");
+                        rc == -ESTALE     ? "removed while it was listed"
+                        : *job->size_text ? job->size_text
+                                          : "the version cannot be recorded");
                 return;
         }
         job->record = NULL;
@@ -197,6 +202,8 @@ static void job_published(void *arg, int rc)
         job_answer(job);
 }
 
+static int check_sums(void *arg);
+
 static void job_publish(struct listing_job *job)
 {
         memcpy(job->record->listing_digest.data, job->block.digest.bytes,
@@ -208,6 +215,7 @@ static void job_publish(struct listing_job *job)
         job->publishing.record = job->record;
         job->publishing.block = &job->block;
         job->publishing.inherited = &job->pairs;
+        job->publishing.check = check_sums;
         job->publishing.done = job_published;
         job->publishing.arg = job;
         sheaf_registry_publish(&job->publishing);
@@ -234,25 +242,48 @@ static void job_keep(struct listing_job *job)
                 job_answer(job);
 }
 
-static int check_size(struct listing_job *job)
+/* Says so in the job when @chunks, which are @whose, take too much. */
+static int check_size(struct listing_job *job, uint64_t chunks,
+        uint64_t quarters, const char *whose, const char *remedy)
 {
+        static const char *const shares[] = { "", "a quarter", "half",
+                "three quarters" };
         const struct sheaf_config *config = job->daemon->config;
-        uint64_t chunks = job->block.listing.chunk_count;
         uint64_t disk_bytes = chunks * CHUNK_DISK_BYTES;
         uint64_t memory_bytes = chunks * CHUNK_MEMORY_BYTES;
 
-        if (memory_bytes <= config->memory_bytes / ACCOUNT_SHARE &&
+        if (memory_bytes <= config->memory_bytes / 4 * quarters &&
                 (!config->disk_bytes ||
-                        disk_bytes <= config->disk_bytes / ACCOUNT_SHARE))
+                        disk_bytes <= config->disk_bytes / 4 * quarters))
                 return 0;
         snprintf(job->size_text, sizeof(job->size_text),
-                "to keep account of its %llu chunks takes %llu MiB of disk "
-                "and %llu MiB of memory, above a quarter of --disk or "
-                "--memory; raise that, or add less",
-                (unsigned long long)chunks,
+                "to keep account of %llu chunks, %s, takes %llu MiB of disk "
+                "and %llu MiB of memory, above %s of --disk or --memory; "
+                "raise that, or %s",
+                (unsigned long long)chunks, whose,
                 (unsigned long long)(disk_bytes >> 20),
-                (unsigned long long)(memory_bytes >> 20));
+                (unsigned long long)(memory_bytes >> 20), shares[quarters],
+                remedy);
         return -EFBIG;
+}
+
+static int check_sums(void *arg)
+{
+        struct listing_job *job = arg;
+        uint64_t chunks = job->record->chunks, mine, all;
+        int rc;
+
+        sheaf_registry_chunks(job->daemon->registry,
+                job->dataset->record->owner_uid, &mine, &all);
+        rc = check_size(job, mine + chunks, USER_QUARTERS,
+                "of all datasets of this user with it",
+                "remove some; versions before the newest go a minute after "
+                "their last reader");
+        if (!rc)
+                rc = check_size(job, all + chunks, ALL_QUARTERS,
+                        "of all datasets of all users with it",
+                        "have some removed");
+        return rc;
 }
 
 static void check_work(uv_work_t *work)
@@ -272,7 +303,8 @@ static void check_work(uv_work_t *work)
                 job->record->serial, job->record->uuid.data, job->path,
                 &job->block, &job->pairs);
         if (!job->rc)
-                job->rc = check_size(job);
+                job->rc = check_size(job, job->block.listing.chunk_count,
+                        VERSION_QUARTERS, "of this version", "add less");
         if (job->rc)
                 return;
         job->private_count = sheaf_share_private(
@@ -449,16 +481,14 @@ static void job_begin(struct sheaf_conn *conn, uint64_t id,
         struct sheaf_reg_dataset *ds, bool fresh, bool force, char *before)
 {
         struct listing_job *job = sheaf_new(struct listing_job, 1);
-        int rc =
-                job ? sheaf_call_begin(conn, id, &job->call, abandon) : -ENOMEM;
+        int rc;
 
-        if (rc) {
+        if (!sheaf_call_begin(conn, id, job ? &job->call : NULL, abandon)) {
                 free(job);
                 if (before)
                         sheaf_registry_take_back(ds, before);
                 if (fresh)
                         sheaf_registry_unrecord(ds);
-                sheaf_conn_error(conn, id, rc, "too many requests at once");
                 return;
         }
         job->daemon = conn->daemon;

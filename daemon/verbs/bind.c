@@ -175,10 +175,8 @@ void sheaf_verb_bind(struct sheaf_conn *conn, struct sheaf_wire_msg *msg)
                 memcpy(spec.subset.bytes, bind->subset.data,
                         SHEAF_DIGEST_BYTES);
         b = calloc(1, sizeof(*b) + bind->n_slot * sizeof(b->slots[0]));
-        rc = b ? sheaf_call_begin(conn, id, &b->call, abandon) : -ENOMEM;
-        if (rc) {
+        if (!sheaf_call_begin(conn, id, b ? &b->call : NULL, abandon)) {
                 free(b);
-                sheaf_conn_error(conn, id, rc, "too many requests at once");
                 return;
         }
         fill(b, msg);

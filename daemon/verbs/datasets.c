@@ -172,12 +172,10 @@ static void list_abandon(struct sheaf_call *call)
 static void list_all(struct sheaf_conn *conn, uint64_t id)
 {
         struct list_call *list = sheaf_new(struct list_call, 1);
-        int rc = list ? sheaf_call_begin(conn, id, &list->call, list_abandon)
-                      : -ENOMEM;
 
-        if (rc) {
+        if (!sheaf_call_begin(
+                    conn, id, list ? &list->call : NULL, list_abandon)) {
                 free(list);
-                sheaf_conn_error(conn, id, rc, "too many requests at once");
                 return;
         }
         list->call.resume = list_on;
@@ -200,11 +198,14 @@ void sheaf_verb_list_datasets(
         if (!ds)
                 return;
         info = sheaf_new(struct info_call, 1);
-        if (!info || !sheaf_registry_version(ds, NULL) ||
-                sheaf_call_begin(conn, id, &info->call, info_abandon)) {
+        if (!info || !sheaf_registry_version(ds, NULL)) {
                 free(info);
                 send_info(conn, id, ds, true);
                 sheaf_conn_done(conn, id);
+                return;
+        }
+        if (!sheaf_call_begin(conn, id, &info->call, info_abandon)) {
+                free(info);
                 return;
         }
         info->opening.version = sheaf_registry_version(ds, NULL);
@@ -295,7 +296,6 @@ void sheaf_verb_remove_dataset(
                 sheaf_conn_dataset(conn, id, remove->name, true);
         struct removing *call;
         char users[512];
-        int rc;
 
         if (!ds)
                 return;
@@ -309,11 +309,9 @@ void sheaf_verb_remove_dataset(
                 return;
         }
         call = sheaf_new(struct removing, 1);
-        rc = call ? sheaf_call_begin(conn, id, &call->call, removing_abandon)
-                  : -ENOMEM;
-        if (rc) {
+        if (!sheaf_call_begin(
+                    conn, id, call ? &call->call : NULL, removing_abandon)) {
                 free(call);
-                sheaf_conn_error(conn, id, rc, "too many requests at once");
                 return;
         }
         call->daemon = conn->daemon;

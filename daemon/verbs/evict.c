@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Evict and the cached state of paths: walks over chunks that need no I/O,
- * some thousand a turn of the loop.
+/* Evict and the cached state of paths: walks over chunks that need no I/O.
  *
  *  1 what was being written to disk when evict came to it goes when it has
  *    arrived, so that nothing of before is there afterwards
  *
  * Threads: loop thread. */
+#include "daemon/chore.h"
 #include "daemon/verbs/paths.h"
 #include "daemon/verbs/verbs.h"
 
 #include <stdio.h>
 
-#define TURN_CHUNKS 8192
+#define STEP_CHUNKS 16
 #define LATE_MAX    256 /* waited for at once */
 
 struct census;
@@ -29,8 +29,8 @@ struct census {
         struct sheaf_opening opening;
         struct sheaf_reg_dataset *dataset;
         struct sheaf_walk walk;
-        uv_idle_t more;
-        Sheaf__Envelope *env; /* owned */
+        struct sheaf_chore chore; /* the walk */
+        Sheaf__Envelope *env;     /* owned */
         size_t path_count;
         const ProtobufCBinaryData *paths;
         bool evict, memory_only, held, walked;
@@ -38,15 +38,6 @@ struct census {
         uint32_t late_count;
         Sheaf__CachedAnswer sum;
 };
-
-static void census_closed(uv_handle_t *handle)
-{
-        struct census *c = handle->data;
-
-        sheaf_walk_end(&c->walk);
-        sheaf__envelope__free_unpacked(c->env, NULL);
-        free(c);
-}
 
 static void census_end(struct census *c)
 {
@@ -60,7 +51,10 @@ static void census_end(struct census *c)
         if (c->held)
                 sheaf_registry_unhold(c->opening.version);
         c->dataset->busy--;
-        uv_close((uv_handle_t *)&c->more, census_closed);
+        sheaf_chore_stop(&c->chore);
+        sheaf_walk_end(&c->walk);
+        sheaf__envelope__free_unpacked(c->env, NULL);
+        free(c);
 }
 
 static void census_fail(struct census *c, int rc, const char *text)
@@ -135,7 +129,12 @@ static void census_answer(struct census *c)
         census_end(c);
 }
 
-static void census_more(uv_idle_t *idle);
+static void census_step(struct sheaf_chore *chore);
+
+static void census_go_on(struct census *c)
+{
+        sheaf_chore_start(c->call.conn->account, &c->chore, census_step);
+}
 
 static void late_done(
         struct sheaf_fetch *fetch, int rc, const void *bytes, const char *why)
@@ -151,7 +150,7 @@ static void late_done(
         look_at(c, fetch->entry, fetch->index);
         free(late);
         if (!c->walked)
-                uv_idle_start(&c->more, census_more);
+                census_go_on(c);
         else if (!c->late_count)
                 census_answer(c);
 }
@@ -186,14 +185,17 @@ static bool wait_for(struct census *c, uint32_t entry, uint32_t index)
         return true;
 }
 
-static void census_more(uv_idle_t *idle)
+static void census_step(struct sheaf_chore *chore)
 {
-        struct census *c = idle->data;
+        struct census *c = (struct census *)((char *)chore -
+                                             offsetof(struct census, chore));
         uint32_t entry, index;
 
-        for (int n = 0; n < TURN_CHUNKS; n++) {
+        if (!sheaf_walk_prepare(&c->walk))
+                return;
+        for (int n = 0; n < STEP_CHUNKS; n++) {
                 if (c->late_count == LATE_MAX) {
-                        uv_idle_stop(idle); /* late_done goes on */
+                        sheaf_chore_stop(chore); /* late_done goes on */
                         return;
                 }
                 if (sheaf_walk_next(&c->walk, &entry, &index)) {
@@ -201,7 +203,7 @@ static void census_more(uv_idle_t *idle)
                                 look_at(c, entry, index);
                         continue;
                 }
-                uv_idle_stop(idle);
+                sheaf_chore_stop(chore);
                 c->walked = true;
                 if (!c->late_count)
                         census_answer(c);
@@ -232,7 +234,7 @@ static void census_opened(struct sheaf_opening *opening, int rc)
                 census_fail(c, rc, text);
                 return;
         }
-        uv_idle_start(&c->more, census_more);
+        census_go_on(c);
 }
 
 static void census_begin(struct sheaf_conn *conn, struct sheaf_wire_msg *msg,
@@ -240,12 +242,9 @@ static void census_begin(struct sheaf_conn *conn, struct sheaf_wire_msg *msg,
 {
         struct census *c = sheaf_new(struct census, 1);
         uint64_t id = msg->env->id;
-        int rc = c ? sheaf_call_begin(conn, id, &c->call, census_abandon)
-                   : -ENOMEM;
 
-        if (rc) {
+        if (!sheaf_call_begin(conn, id, c ? &c->call : NULL, census_abandon)) {
                 free(c);
-                sheaf_conn_error(conn, id, rc, "too many requests at once");
                 return;
         }
         c->daemon = conn->daemon;
@@ -262,8 +261,6 @@ static void census_begin(struct sheaf_conn *conn, struct sheaf_wire_msg *msg,
         }
         sheaf__cached_answer__init(&c->sum);
         ds->busy++;
-        uv_idle_init(conn->daemon->loop, &c->more);
-        c->more.data = c;
         c->opening.version = version;
         c->opening.done = census_opened;
         if (version)

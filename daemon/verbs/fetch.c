@@ -21,6 +21,10 @@
 #define AHEAD_BYTES_MAX (UINT64_C(64) << 20)
 #define HINTS_MAX       65536 /* of all clients; more are ignored */
 
+static const char too_many_copies[] =
+        "the copies that one user's clients wait for or have not closed yet "
+        "may be 512 MiB and 1,024; close some, or read in place";
+
 struct item {
         struct sheaf_fetch fetch; /* first */
         struct fetch_call *call;
@@ -369,15 +373,15 @@ void sheaf_verb_fetch(struct sheaf_conn *conn, struct sheaf_wire_msg *msg)
         rc = items_fill(call, fetch);
         if (!rc && call->copy)
                 rc = copy_make(call);
-        if (!rc && !call->hint)
-                rc = sheaf_call_begin(conn, id, &call->call, abandon);
-        if (rc) {
-                call->count = 0;
-                call_free(call);
-                sheaf_conn_error(conn, id, rc,
-                        rc == -EBUSY    ? "too many requests at once"
+        if (rc)
+                sheaf_conn_error(conn, id, rc, "%s",
+                        rc == -EBUSY    ? too_many_copies
                         : rc == -EINVAL ? "a chunk is not in the listing"
                                         : "the copy cannot be made");
+        if (rc || (!call->hint &&
+                          !sheaf_call_begin(conn, id, &call->call, abandon))) {
+                call->count = 0;
+                call_free(call);
                 return;
         }
         if (call->hint)

@@ -142,12 +142,11 @@ static void grant_begin(
         struct sheaf_conn *conn, uint64_t id, struct sheaf_grant_wish *wish)
 {
         struct grant_call *call = sheaf_new(struct grant_call, 1);
-        int rc = call ? sheaf_call_begin(conn, id, &call->call, grant_abandon)
-                      : -ENOMEM;
+        int rc;
 
-        if (rc) {
+        if (!sheaf_call_begin(
+                    conn, id, call ? &call->call : NULL, grant_abandon)) {
                 free(call);
-                sheaf_conn_error(conn, id, rc, "too many requests at once");
                 return;
         }
         call->grants = conn->daemon->grants;
@@ -271,12 +270,10 @@ void sheaf_verb_list_grants(struct sheaf_conn *conn, struct sheaf_wire_msg *msg)
 {
         struct list_call *list = sheaf_new(struct list_call, 1);
         uint64_t id = msg->env->id;
-        int rc = list ? sheaf_call_begin(conn, id, &list->call, list_abandon)
-                      : -ENOMEM;
 
-        if (rc) {
+        if (!sheaf_call_begin(
+                    conn, id, list ? &list->call : NULL, list_abandon)) {
                 free(list);
-                sheaf_conn_error(conn, id, rc, "too many requests at once");
                 return;
         }
         list->call.resume = list_on;
@@ -322,12 +319,8 @@ void sheaf_verb_revoke_grant(
                 return;
         }
         call = sheaf_new(struct sheaf_call, 1);
-        rc = call ? sheaf_call_begin(conn, msg->env->id, call, revoking_abandon)
-                  : -ENOMEM;
-        if (rc) {
+        if (!sheaf_call_begin(conn, msg->env->id, call, revoking_abandon)) {
                 free(call);
-                sheaf_conn_error(
-                        conn, msg->env->id, rc, "too many requests at once");
                 return;
         }
         rc = sheaf_grants_revoke(conn->daemon->grants, grant, revoked, call);

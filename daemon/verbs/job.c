@@ -201,7 +201,6 @@ static void begin(struct sheaf_conn *conn, uint64_t id, const char *dataset,
 {
         struct sheaf_reg_dataset *ds = NULL;
         struct job_call *c;
-        int rc;
 
         if (strlen(job) > SHEAF_JOB_NAME_MAX || (to_remove && !*job)) {
                 sheaf_conn_error(
@@ -214,13 +213,13 @@ static void begin(struct sheaf_conn *conn, uint64_t id, const char *dataset,
                         return;
         }
         c = sheaf_new(struct job_call, 1);
-        rc = c ? versions_of(conn, ds, &c->query) : -ENOMEM;
-        if (rc == 0)
-                rc = sheaf_call_begin(conn, id, &c->call, abandon);
-        if (rc) {
+        if (c && versions_of(conn, ds, &c->query)) {
+                job_call_free(c);
+                c = NULL;
+        }
+        if (!sheaf_call_begin(conn, id, c ? &c->call : NULL, abandon)) {
                 if (c)
                         job_call_free(c);
-                sheaf_conn_error(conn, id, rc, "too many requests at once");
                 return;
         }
         c->query.jobs = conn->daemon->jobs;

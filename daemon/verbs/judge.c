@@ -132,14 +132,12 @@ void sheaf_share_judge(struct sheaf_conn *conn, struct sheaf_wire_msg *msg,
         struct judging *judging = sheaf_new(struct judging, 1);
         struct look *look = sheaf_new(struct look, 1);
         uint64_t id = msg->env->id;
-        int rc = judging && look ? sheaf_call_begin(conn, id, &judging->call,
-                                           judging_abandon)
-                                 : -ENOMEM;
+        int rc;
 
-        if (rc) {
+        if (!sheaf_call_begin(conn, id, judging && look ? &judging->call : NULL,
+                    judging_abandon)) {
                 free(look);
                 free(judging);
-                sheaf_conn_error(conn, id, rc, "too many requests at once");
                 return;
         }
         look->judging = judging;

@@ -5,6 +5,8 @@
  * Threads: the caller's. */
 #include "daemon/verbs/paths.h"
 
+#define PREPARE_STEP 1024
+
 static bool marked(const uint8_t *bits, uint32_t i)
 {
         return bits[i / 8] & 1u << i % 8;
@@ -33,29 +35,44 @@ static bool takes(const struct sheaf_walk *walk, uint32_t entry)
                !is_repeat(walk, entry);
 }
 
-static void count_all(struct sheaf_walk *walk)
+static void count(struct sheaf_walk *walk, uint32_t entry)
 {
-        for (uint32_t f = 0; f < walk->listing->file_count; f++) {
-                uint32_t entry = walk->listing->files[f];
-                uint64_t bytes = walk->listing->entries[entry].size_bytes;
+        uint64_t bytes = walk->listing->entries[entry].size_bytes;
 
-                if (!takes(walk, entry))
-                        continue;
-                walk->files++;
-                walk->chunks += sheaf_chunk_count(bytes);
-                walk->bytes += bytes;
+        if (!takes(walk, entry))
+                return;
+        walk->files++;
+        walk->chunks += sheaf_chunk_count(bytes);
+        walk->bytes += bytes;
+}
+
+bool sheaf_walk_prepare(struct sheaf_walk *walk)
+{
+        const struct sheaf_listing *l = walk->listing;
+        uint32_t end = walk->wanted ? l->entry_count : 0;
+
+        for (int n = 0; n < PREPARE_STEP && !walk->ready; n++) {
+                if (walk->marked < end) {
+                        uint32_t i = walk->marked++;
+
+                        if (i && marked(walk->wanted, l->entries[i].parent))
+                                mark(walk->wanted, i);
+                } else if (walk->counted < l->file_count) {
+                        count(walk, l->files[walk->counted++]);
+                } else {
+                        walk->ready = true;
+                }
         }
+        return walk->ready;
 }
 
 int sheaf_walk_begin(struct sheaf_walk *walk,
         const struct sheaf_listing *listing, size_t count,
         const ProtobufCBinaryData *paths, size_t *ret_bad)
 {
-        uint32_t n = listing->entry_count;
-
         *walk = (struct sheaf_walk){ .listing = listing };
         if (count) {
-                walk->wanted = calloc(1, n / 8 + 1);
+                walk->wanted = calloc(1, listing->entry_count / 8 + 1);
                 if (!walk->wanted)
                         return -ENOMEM;
         }
@@ -71,10 +88,6 @@ int sheaf_walk_begin(struct sheaf_walk *walk,
                 }
                 mark(walk->wanted, entry);
         }
-        for (uint32_t i = 1; i < n && walk->wanted; i++)
-                if (marked(walk->wanted, listing->entries[i].parent))
-                        mark(walk->wanted, i);
-        count_all(walk);
         return 0;
 }
 

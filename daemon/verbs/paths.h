@@ -10,8 +10,10 @@
 struct sheaf_walk {
         const struct sheaf_listing *listing;
         uint8_t *wanted;               /* a bit an entry; NULL: all */
+        uint32_t marked, counted;      /* next entry, next position */
         uint32_t file;                 /* next position in files[] */
         uint32_t index;                /* next chunk of that file */
+        bool ready;                    /* and the sums that follow are whole */
         uint64_t files, chunks, bytes; /* in all */
 };
 
@@ -21,6 +23,8 @@ SHEAF_MUST_CHECK int sheaf_walk_begin(struct sheaf_walk *walk,
         const struct sheaf_listing *listing, size_t count,
         const ProtobufCBinaryData *paths, size_t *ret_bad);
 void sheaf_walk_end(struct sheaf_walk *walk);
+/* Before the first chunk, until it is true: marks and counts, some 10 us. */
+bool sheaf_walk_prepare(struct sheaf_walk *walk);
 
 /* Next chunk; false at the end. Hard links are visited once. */
 bool sheaf_walk_next(

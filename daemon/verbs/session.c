@@ -367,7 +367,6 @@ void sheaf_verb_open_dataset(
                 sheaf_conn_dataset(conn, id, open->name, false);
         struct sheaf_reg_version *version;
         struct open_call *open_call;
-        int rc;
 
         if (!ds)
                 return;
@@ -386,12 +385,9 @@ void sheaf_verb_open_dataset(
                 return;
         }
         open_call = sheaf_new(struct open_call, 1);
-        rc = open_call ? sheaf_call_begin(
-                                 conn, id, &open_call->call, open_abandon)
-                       : -ENOMEM;
-        if (rc) {
+        if (!sheaf_call_begin(conn, id, open_call ? &open_call->call : NULL,
+                    open_abandon)) {
                 free(open_call);
-                sheaf_conn_error(conn, id, rc, "too many requests at once");
                 return;
         }
         open_call->map = open->map;

@@ -179,12 +179,10 @@ static void record(struct sheaf_conn *conn, uint64_t id,
         struct sheaf_reg_dataset *ds, enum sheaf_share kind, gid_t gid)
 {
         struct recording *r = sheaf_new(struct recording, 1);
-        int rc = r ? sheaf_call_begin(conn, id, &r->call, recording_abandon)
-                   : -ENOMEM;
 
-        if (rc) {
+        if (!sheaf_call_begin(
+                    conn, id, r ? &r->call : NULL, recording_abandon)) {
                 free(r);
-                sheaf_conn_error(conn, id, rc, "too many requests at once");
                 return;
         }
         r->dataset = ds;
@@ -246,12 +244,9 @@ static void check_and_record(struct sheaf_conn *conn, uint64_t id,
         struct sheaf_reg_dataset *ds, enum sheaf_share kind, gid_t gid)
 {
         struct sharing *s = sheaf_new(struct sharing, 1);
-        int rc = s ? sheaf_call_begin(conn, id, &s->call, sharing_abandon)
-                   : -ENOMEM;
 
-        if (rc) {
+        if (!sheaf_call_begin(conn, id, s ? &s->call : NULL, sharing_abandon)) {
                 free(s);
-                sheaf_conn_error(conn, id, rc, "too many requests at once");
                 return;
         }
         s->dataset = ds;

@@ -10,6 +10,7 @@
  *    somebody has them already
  *
  * Threads: loop thread. */
+#include "daemon/chore.h"
 #include "daemon/jobs/jobs.h"
 #include "daemon/verbs/verbs.h"
 
@@ -18,6 +19,7 @@
 #include <stdio.h>
 
 #define METRICS_PER_MESSAGE 128
+#define STEP_DATASETS       4
 #define REMOVED_LABEL       "~removed" /* no name or owner gives that */
 
 /* Metrics gathered and sent in messages that fit. */
@@ -161,8 +163,8 @@ static void dataset_meters(
 
         memcpy(words, ds->counts.meter, sizeof(words));
         memcpy(ops, ds->counts.op, sizeof(ops));
-        for (conn = sheaf_server_first(s->conn->server); conn;
-                conn = LIST_NEXT(conn, link)) {
+        conn = ds->handles ? sheaf_server_first(s->conn->server) : NULL;
+        for (; conn; conn = LIST_NEXT(conn, link)) {
                 uint64_t mine[8] = { 0 }, my_ops[SHEAF_METER_OPS] = { 0 };
                 bool uses = false;
                 char who[128];
@@ -388,9 +390,11 @@ static void sheet_end(struct sheet *s)
         free(s);
 }
 
-/* Everything, as the client reads it. */
+/* Everything, as the client reads it: a dataset is looked up among all
+ * connections, so they come one after the other. */
 struct stats_call {
         struct sheaf_call call; /* first */
+        struct sheaf_chore chore;
         struct sheaf_reg_telling telling;
 };
 
@@ -398,54 +402,76 @@ static void stats_abandon(struct sheaf_call *call)
 {
         struct stats_call *stats = (struct stats_call *)call;
 
+        sheaf_chore_stop(&stats->chore);
         sheaf_registry_told(&stats->telling);
         free(stats);
 }
 
+static void stats_step(struct sheaf_chore *chore);
+
 static void stats_on(struct sheaf_call *call)
 {
         struct stats_call *stats = (struct stats_call *)call;
-        struct sheaf_conn *conn = call->conn;
+
+        call->resume = NULL;
+        sheaf_chore_start(call->conn->account, &stats->chore, stats_step);
+}
+
+/* Some datasets; false: there are no more. */
+static bool stats_some(struct stats_call *stats, struct sheet *s)
+{
         struct sheaf_reg_dataset *ds = sheaf_registry_next(
-                conn->daemon->registry, stats->telling.last);
+                s->conn->daemon->registry, stats->telling.last);
+
+        for (int n = 0; ds && n < STEP_DATASETS; ds = TAILQ_NEXT(ds, link)) {
+                stats->telling.last = ds->record->id;
+                if (!sheaf_registry_may_read(ds, &s->conn->who))
+                        continue;
+                dataset_metrics(s, ds);
+                n++;
+        }
+        return ds;
+}
+
+/* What is gathered is sent: thousands of these may wait for their clients. */
+static void stats_step(struct sheaf_chore *chore)
+{
+        struct stats_call *stats =
+                (struct stats_call *)((char *)chore -
+                                      offsetof(struct stats_call, chore));
+        struct sheaf_conn *conn = stats->call.conn;
         struct sheet *s;
 
-        if (!sheaf_conn_has_room(conn))
+        if (!sheaf_conn_has_room(conn)) {
+                stats->call.resume = stats_on;
+                sheaf_chore_stop(chore);
                 return;
-        s = sheet_new(conn, call->id);
-        for (; s && ds && sheaf_conn_has_room(conn);
-                ds = TAILQ_NEXT(ds, link)) {
-                stats->telling.last = ds->record->id;
-                if (sheaf_registry_may_read(ds, &conn->who))
-                        dataset_metrics(s, ds);
         }
-        if (s && ds) {
+        s = sheet_new(conn, stats->call.id);
+        if (s && stats_some(stats, s)) {
                 sheet_send(s, true);
                 free(s);
                 return;
         }
-        sheaf_call_end(call);
+        sheaf_call_end(&stats->call);
         if (s) {
                 removed_metrics(s, &stats->telling);
                 sheet_end(s);
         }
-        stats_abandon(call);
+        stats_abandon(&stats->call);
 }
 
 static void stats_all(struct sheaf_conn *conn, uint64_t id)
 {
         struct stats_call *stats = sheaf_new(struct stats_call, 1);
-        int rc = stats ? sheaf_call_begin(conn, id, &stats->call, stats_abandon)
-                       : -ENOMEM;
 
-        if (rc) {
+        if (!sheaf_call_begin(
+                    conn, id, stats ? &stats->call : NULL, stats_abandon)) {
                 free(stats);
-                sheaf_conn_error(conn, id, rc, "too many requests at once");
                 return;
         }
         stats->telling.who = &conn->who;
         sheaf_registry_tell(conn->daemon->registry, &stats->telling);
-        stats->call.resume = stats_on;
         stats_on(&stats->call);
 }
 

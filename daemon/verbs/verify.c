@@ -7,8 +7,11 @@
  *  2 a chunk whose digest is not learned yet has nothing to be compared with
  *    and is counted, not judged
  *  3 a window of chunks is under way; each passes disk, then origin
+ *  4 nothing is begun while the client has much to read yet, so that findings
+ *    are as many as they are, however slowly it reads
  *
  * Threads: loop thread; hashing on the pool. */
+#include "daemon/chore.h"
 #include "daemon/verbs/paths.h"
 #include "daemon/verbs/verbs.h"
 
@@ -17,7 +20,7 @@
 #include <stdio.h>
 
 #define WINDOW      16
-#define TURN_CHUNKS 4096
+#define STEP_CHUNKS WINDOW
 #define PROGRESS_MS 200
 
 struct audit;
@@ -42,23 +45,21 @@ struct audit {
         struct sheaf_reg_dataset *dataset;
         struct sheaf_walk walk;
         struct audit_slot slots[WINDOW];
+        struct sheaf_chore chore; /* the walk */
         uv_timer_t timer;
-        uv_idle_t more;
         bool check_origin, repair, held, walked, ended;
-        int open_handles, under_way;
+        int under_way;
         uint64_t done, done_bytes, damaged, changed;
         uint64_t unknown, unknown_bytes; /* never read; part of done */
 };
 
-static void audit_more(uv_idle_t *idle);
+static void audit_step(struct sheaf_chore *chore);
 static void check_origin(struct audit_slot *slot);
 
 static void audit_closed(uv_handle_t *handle)
 {
         struct audit *a = handle->data;
 
-        if (--a->open_handles)
-                return;
         sheaf_walk_end(&a->walk);
         free(a);
 }
@@ -68,9 +69,8 @@ static void audit_end(struct audit *a)
         if (a->held)
                 sheaf_registry_unhold(a->opening.version);
         a->dataset->busy--;
-        a->open_handles = 2;
+        sheaf_chore_stop(&a->chore);
         uv_close((uv_handle_t *)&a->timer, audit_closed);
-        uv_close((uv_handle_t *)&a->more, audit_closed);
 }
 
 static void audit_progress(struct audit *a)
@@ -144,6 +144,19 @@ static void finding(struct audit_slot *slot, const char *kind, const char *text)
                 SHEAF_MIN(len, sizeof(path) - 1), text);
 }
 
+/* Unless it waits for its client, or never mind: it goes on already. */
+static void audit_go_on(struct audit *a)
+{
+        if (!a->call.resume)
+                sheaf_chore_start(a->call.conn->account, &a->chore, audit_step);
+}
+
+static void audit_resume(struct sheaf_call *call)
+{
+        call->resume = NULL;
+        audit_go_on((struct audit *)call);
+}
+
 static void slot_done(struct audit_slot *slot)
 {
         struct audit *a = slot->audit;
@@ -152,12 +165,12 @@ static void slot_done(struct audit_slot *slot)
         a->under_way--;
         a->done++;
         a->done_bytes += slot->len_bytes;
-        if (a->ended || (a->walked && !a->under_way)) {
+        if (a->ended || a->walked) {
                 if (!a->under_way)
                         audit_finish(a);
                 return;
         }
-        uv_idle_start(&a->more, audit_more);
+        audit_go_on(a);
 }
 
 /* ---- repair ---- */
@@ -354,40 +367,67 @@ static void start_chunk(struct audit *a, struct audit_slot *slot,
         sheaf_store_read(a->daemon->store, &slot->disk);
 }
 
-static void audit_more(uv_idle_t *idle)
+/* What is under way ends first. */
+static void audit_cancel(struct audit *a)
 {
-        struct audit *a = idle->data;
+        a->ended = true;
+        sheaf_chore_stop(&a->chore);
+        if (!a->under_way)
+                audit_finish(a);
+}
 
-        if (a->dataset->removed && a->call.conn) {
-                struct sheaf_conn *conn = a->call.conn;
-                uint64_t id = a->call.id;
+static void audit_removed(struct audit *a)
+{
+        struct sheaf_conn *conn = a->call.conn;
+        uint64_t id = a->call.id;
 
-                sheaf_call_end(&a->call);
-                sheaf_conn_error(conn, id, -ESTALE, "the dataset was removed");
-                a->ended = true;
+        sheaf_call_end(&a->call);
+        sheaf_conn_error(conn, id, -ESTALE, "the dataset was removed");
+        audit_cancel(a);
+}
+
+static void audit_step(struct sheaf_chore *chore)
+{
+        struct audit *a =
+                (struct audit *)((char *)chore - offsetof(struct audit, chore));
+
+        if (a->dataset->removed) {
+                audit_removed(a);
+                return;
         }
-        for (int n = 0; n < TURN_CHUNKS; n++) {
+        if (!sheaf_walk_prepare(&a->walk))
+                return;
+        if (!sheaf_conn_has_room(a->call.conn)) {
+                a->call.resume = audit_resume;
+                sheaf_chore_stop(chore);
+                return;
+        }
+        for (int n = 0; n < STEP_CHUNKS; n++) {
                 struct audit_slot *slot = free_slot(a);
                 uint32_t entry, index;
 
-                if (!slot)
-                        break;
-                if (a->ended || !sheaf_walk_next(&a->walk, &entry, &index)) {
+                if (!slot) {
+                        sheaf_chore_stop(chore); /* slot_done goes on */
+                        return;
+                }
+                if (!sheaf_walk_next(&a->walk, &entry, &index)) {
                         a->walked = true;
-                        uv_idle_stop(idle);
+                        sheaf_chore_stop(chore);
                         if (!a->under_way)
                                 audit_finish(a);
                         return;
                 }
                 start_chunk(a, slot, entry, index);
         }
-        if (!free_slot(a))
-                uv_idle_stop(idle);
 }
 
+/* Figures for who reads them. */
 static void tick(uv_timer_t *timer)
 {
-        audit_progress(timer->data);
+        struct audit *a = timer->data;
+
+        if (a->walk.ready && a->call.conn && sheaf_conn_has_room(a->call.conn))
+                audit_progress(a);
 }
 
 static void audit_opened(struct sheaf_opening *opening, int rc)
@@ -408,7 +448,7 @@ static void audit_opened(struct sheaf_opening *opening, int rc)
                 return;
         }
         uv_timer_start(&a->timer, tick, PROGRESS_MS, PROGRESS_MS);
-        uv_idle_start(&a->more, audit_more);
+        audit_go_on(a);
 }
 
 static void audit_abandon(struct sheaf_call *call)
@@ -420,8 +460,7 @@ static void audit_abandon(struct sheaf_call *call)
                 audit_end(a);
                 return;
         }
-        a->ended = true; /* what is under way ends first */
-        uv_idle_start(&a->more, audit_more);
+        audit_cancel(a);
 }
 
 void sheaf_verb_verify(struct sheaf_conn *conn, struct sheaf_wire_msg *msg)
@@ -431,15 +470,12 @@ void sheaf_verb_verify(struct sheaf_conn *conn, struct sheaf_wire_msg *msg)
         struct sheaf_reg_dataset *ds =
                 sheaf_conn_dataset(conn, id, verify->name, true);
         struct audit *a;
-        int rc;
 
         if (!ds)
                 return;
         a = sheaf_new(struct audit, 1);
-        rc = a ? sheaf_call_begin(conn, id, &a->call, audit_abandon) : -ENOMEM;
-        if (rc) {
+        if (!sheaf_call_begin(conn, id, a ? &a->call : NULL, audit_abandon)) {
                 free(a);
-                sheaf_conn_error(conn, id, rc, "too many requests at once");
                 return;
         }
         a->daemon = conn->daemon;
@@ -448,9 +484,7 @@ void sheaf_verb_verify(struct sheaf_conn *conn, struct sheaf_wire_msg *msg)
         a->repair = verify->repair;
         ds->busy++;
         uv_timer_init(conn->daemon->loop, &a->timer);
-        uv_idle_init(conn->daemon->loop, &a->more);
         a->timer.data = a;
-        a->more.data = a;
         sheaf_store_flush(conn->daemon->store);
         a->opening.version = sheaf_registry_version(ds, NULL);
         a->opening.done = audit_opened;

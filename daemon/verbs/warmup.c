@@ -8,6 +8,7 @@
  *  3 seal fetches only what has no digest, and ends with the root digest
  *
  * Threads: loop thread; the root digest is taken on the pool. */
+#include "daemon/chore.h"
 #include "daemon/verbs/paths.h"
 #include "daemon/verbs/verbs.h"
 
@@ -20,7 +21,7 @@
 #define WINDOW_MAX   1024 /* as long as they are few bytes */
 #define WINDOW_BYTES (UINT64_C(64) << 20)
 #define ITEMS_MAX    65536 /* of all tours; beyond it each has WINDOW */
-#define TURN_CHUNKS  4096  /* looked at per turn of the loop */
+#define STEP_CHUNKS  64
 #define PROGRESS_MS  200
 #define FINDINGS_MAX 100
 
@@ -42,13 +43,13 @@ struct tour {
         struct sheaf_lodging *lodging;
         LIST_HEAD(, tour_slot) slots; /* under way */
         uint64_t under_way_bytes;
+        struct sheaf_chore chore; /* the walk */
         uv_timer_t timer;
-        uv_idle_t more;
         uv_work_t work;
         struct sheaf_digest root;
         Sheaf__Warmup *wish; /* owned envelope's part */
         Sheaf__Envelope *env;
-        int open_handles, under_way, work_rc;
+        int under_way, work_rc;
         bool seal, ended, held, disk, walked;
         uint64_t lane;
         uint64_t rate_bytes, started_bytes;
@@ -60,8 +61,6 @@ static void tour_closed(uv_handle_t *handle)
 {
         struct tour *t = handle->data;
 
-        if (--t->open_handles)
-                return;
         sheaf_walk_end(&t->walk);
         sheaf__envelope__free_unpacked(t->env, NULL);
         free(t);
@@ -81,9 +80,8 @@ static void tour_end(struct tour *t)
         if (t->held)
                 sheaf_registry_unhold(t->opening.version);
         t->dataset->busy--;
-        t->open_handles = 2;
+        sheaf_chore_stop(&t->chore);
         uv_close((uv_handle_t *)&t->timer, tour_closed);
-        uv_close((uv_handle_t *)&t->more, tour_closed);
 }
 
 static void tour_progress(struct tour *t)
@@ -206,12 +204,18 @@ static void tour_finish(struct tour *t)
 
 /* ---- the walk ---- */
 
-static void tour_more(uv_idle_t *idle);
+static void tour_step(struct sheaf_chore *chore);
 
 static void wake(struct tour *t)
 {
-        if (!t->ended && !t->walked)
-                uv_idle_start(&t->more, tour_more);
+        if (!t->ended && !t->walked && !t->call.resume)
+                sheaf_chore_start(t->call.conn->account, &t->chore, tour_step);
+}
+
+static void tour_resume(struct sheaf_call *call)
+{
+        call->resume = NULL;
+        wake((struct tour *)call);
 }
 
 static void count_chunk(
@@ -332,46 +336,61 @@ static int start_chunk(struct tour *t, uint32_t entry, uint32_t index)
         return 0;
 }
 
-static void tour_more(uv_idle_t *idle)
+/* The next chunk. 1; 0: none for now, chunk_done or the timer goes on;
+ * -errno. */
+static int take_chunk(struct tour *t)
 {
-        struct tour *t = idle->data;
+        uint32_t entry, index;
+        int rc;
+
+        if (window_full(t) || !rate_allows(t))
+                return 0;
+        if (!sheaf_walk_next(&t->walk, &entry, &index)) {
+                t->walked = true;
+                return 0;
+        }
+        if (is_there(t, entry, index)) {
+                count_chunk(t, entry, index, true, true);
+                return 1;
+        }
+        rc = start_chunk(t, entry, index);
+        return rc ? rc : 1;
+}
+
+static void tour_step(struct sheaf_chore *chore)
+{
+        struct tour *t =
+                (struct tour *)((char *)chore - offsetof(struct tour, chore));
+        int rc = 1;
 
         if (t->dataset->removed) {
                 tour_fail(t, -ESTALE, "the dataset was removed");
                 return;
         }
-        for (int n = 0; n < TURN_CHUNKS; n++) {
-                uint32_t entry, index;
-                int rc;
-
-                if (window_full(t) || !rate_allows(t)) {
-                        uv_idle_stop(idle); /* chunk_done or timer goes on */
-                        return;
-                }
-                if (!sheaf_walk_next(&t->walk, &entry, &index)) {
-                        t->walked = true;
-                        uv_idle_stop(idle);
-                        if (!t->under_way)
-                                tour_finish(t);
-                        return;
-                }
-                if (is_there(t, entry, index)) {
-                        count_chunk(t, entry, index, true, true);
-                        continue;
-                }
-                rc = start_chunk(t, entry, index);
-                if (rc) {
-                        tour_fail(t, rc, "out of memory");
-                        return;
-                }
+        if (!sheaf_walk_prepare(&t->walk))
+                return;
+        if (!sheaf_conn_has_room(t->call.conn)) {
+                t->call.resume = tour_resume;
+                sheaf_chore_stop(chore);
+                return;
         }
+        for (int n = 0; n < STEP_CHUNKS && rc == 1; n++)
+                rc = take_chunk(t);
+        if (rc < 0)
+                tour_fail(t, rc, "out of memory");
+        if (rc == 0)
+                sheaf_chore_stop(chore);
+        if (t->walked && !t->under_way)
+                tour_finish(t);
 }
 
 static void tick(uv_timer_t *timer)
 {
         struct tour *t = timer->data;
 
-        tour_progress(t);
+        /* Figures for who reads them. */
+        if (t->walk.ready && t->call.conn && sheaf_conn_has_room(t->call.conn))
+                tour_progress(t);
         wake(t);
 }
 
@@ -425,12 +444,9 @@ static void tour_begin(struct sheaf_conn *conn, struct sheaf_wire_msg *msg,
 {
         struct tour *t = sheaf_new(struct tour, 1);
         uint64_t id = msg->env->id;
-        int rc = t ? sheaf_call_begin(conn, id, &t->call, tour_abandon)
-                   : -ENOMEM;
 
-        if (rc) {
+        if (!sheaf_call_begin(conn, id, t ? &t->call : NULL, tour_abandon)) {
                 free(t);
-                sheaf_conn_error(conn, id, rc, "too many requests at once");
                 return;
         }
         t->daemon = conn->daemon;
@@ -445,9 +461,7 @@ static void tour_begin(struct sheaf_conn *conn, struct sheaf_wire_msg *msg,
         }
         ds->busy++;
         uv_timer_init(conn->daemon->loop, &t->timer);
-        uv_idle_init(conn->daemon->loop, &t->more);
         t->timer.data = t;
-        t->more.data = t;
         t->opening.version = sheaf_registry_version(ds, NULL);
         t->opening.done = tour_opened;
         if (t->opening.version)

@@ -277,8 +277,6 @@ Test(limits, limit_that_is_reached_is_said)
         flow_stop();
 }
 
-/* Files of holes cost their owner nothing: what is kept of each chunk, cached
- * or not, is no way around the limits. */
 /* Two files with more chunks than an account is kept of in 64 MiB; false, and
  * told: the file system has no such files. */
 static bool make_huge(const char *test)
@@ -315,6 +313,37 @@ Test(limits, an_update_that_fails_leaves_the_origin)
         flow_stop();
 }
 
+static void add_as(uid_t uid, const char *name, const char *refused)
+{
+        int rc = flow_run_as(uid, 0, "sheaf add %s %s/sparse", name, flow.base);
+
+        cr_assert_eq(!rc, !refused, "%s: %s", name, flow.last.err);
+        if (refused)
+                cr_assert_not_null(strstr(flow.last.err, refused), "%s: %s",
+                        name, flow.last.err);
+}
+
+/* Each is below what a version may have: 262,144 chunks. Two are what a user
+ * may have, with @data and what is on its way out; four all have. */
+static void sums_of_chunks(void)
+{
+        flow_ok("sheaf rm huge && mkdir -m 755 %s/sparse && "
+                "truncate -s 1T %s/sparse/a",
+                flow.base, flow.base);
+        add_as(1001, "one", NULL);
+        add_as(1001, "two", NULL);
+        add_as(1001, "three", "of this user");
+        cr_assert_neq(flow_run("sheaf ls '~1001/three'"), 0);
+        flow_ok("sheaf rm '~1001/one'");
+        cr_assert(flow_until(20,
+                !flow_run_as(1001, 0, "sheaf add one %s/sparse", flow.base)));
+        add_as(1002, "one", NULL);
+        add_as(1002, "two", "of all users");
+        flow_ok("sheaf ls '~1001/two'");
+}
+
+/* Files of holes cost their owner nothing: what is kept of each chunk, cached
+ * or not, is no way around the limits. */
 Test(limits, more_chunks_than_can_be_kept_account_of)
 {
         flow.memory = "64MiB";
@@ -341,6 +370,7 @@ Test(limits, more_chunks_than_can_be_kept_account_of)
         cr_assert_not_null(
                 strstr(flow.last.out, "1.0 TiB"), "%s", flow.last.out);
         read_all(1, SMALL);
+        sums_of_chunks();
         cr_assert_leq(flow_du(flow.cache), UINT64_C(64) << 20);
         flow_stop();
 }

@@ -60,6 +60,8 @@ static void walk(const struct sheaf_listing *listing,
                 fuzz_must(bad < count);
                 return;
         }
+        while (!sheaf_walk_prepare(&walk))
+                ;
         while (sheaf_walk_next(&walk, &entry, &index)) {
                 uint64_t chunk = listing->entries[entry].first_chunk + index;
 

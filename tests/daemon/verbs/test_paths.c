@@ -78,6 +78,8 @@ static uint64_t walk(size_t count, const char *const *paths)
                 data[i] = (ProtobufCBinaryData){ strlen(paths[i]),
                         (uint8_t *)paths[i] };
         cr_assert_eq(sheaf_walk_begin(&w, &listing, count, data, &bad), 0);
+        while (!sheaf_walk_prepare(&w))
+                ;
         while (sheaf_walk_next(&w, &entry, &index)) {
                 chunks++;
                 bytes += sheaf_listing_chunk_len(&listing, entry, index);
