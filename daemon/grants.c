@@ -23,6 +23,16 @@
 #define START_NS      (2 * SHEAF_NS_PER_SEC) /* a start waits for sockets */
 #define START_POLL_MS 20
 
+/* A grant's record goes, and who waits for that is told. */
+struct ending {
+        struct sheaf_store_change change; /* first */
+        struct sheaf_grants *grants;
+        void (*done)(void *arg, int rc);
+        void *arg;
+        uint64_t serial;
+        bool unserved; /* it is in no list yet */
+};
+
 /* Who waits for a new grant. */
 struct making {
         struct sheaf_store_change change; /* first */
@@ -30,6 +40,8 @@ struct making {
         int dir_fd;
         struct sheaf_grants *grants;
         struct sheaf_grant *grant; /* not yet in the list of grants */
+        struct ending *undo;       /* made before there is what it undoes */
+        int rc;                    /* why */
         void (*done)(void *arg, struct sheaf_grant *grant, int rc);
         void *arg;
 };
@@ -246,6 +258,7 @@ void sheaf_grants_free(struct sheaf_grants *grants)
                 LIST_REMOVE(making, link);
                 grant_free(making->grant);
                 sheaf_close_p(&making->dir_fd);
+                free(making->undo);
                 free(making);
         }
         while ((grant = LIST_FIRST(&grants->list))) {
@@ -318,15 +331,6 @@ static bool too_many(const struct sheaf_grants *grants, uid_t uid)
 
 /* ---- records ---- */
 
-/* A grant's record goes; who waits for that, if anybody. */
-struct ending {
-        struct sheaf_store_change change; /* first */
-        struct sheaf_grants *grants;
-        void (*done)(void *arg, int rc);
-        void *arg;
-        uint64_t serial;
-};
-
 static struct sheaf_grant *by_serial(
         struct sheaf_grants *grants, uint64_t serial)
 {
@@ -343,7 +347,7 @@ static int ending_begin(struct sheaf_store_change *change)
         struct ending *ending = (struct ending *)change;
 
         /* Another one was before us. */
-        return ending->done && !by_serial(ending->grants, ending->serial)
+        return !ending->unserved && !by_serial(ending->grants, ending->serial)
                        ? SHEAF_CHANGE_NONE
                        : 0;
 }
@@ -367,24 +371,17 @@ static void ended(struct sheaf_store_change *change, int rc)
 
         if (rc == -ENOENT)
                 rc = 0;
-        if (rc && !ending->done)
-                sheaf_log_rc(rc, SHEAF_LOG_WARN, "grant record stays", "key=%s",
-                        change->key);
         if (!rc && grant && !ending->grants->stopping)
                 take_away(ending->grants, grant);
-        if (ending->done)
-                ending->done(ending->arg, rc);
+        ending->done(ending->arg, rc);
         free(ending);
 }
 
-static int record_end(struct sheaf_grants *grants,
+/* Begins @ending (owned) of @grant. */
+static void record_end(struct ending *ending, struct sheaf_grants *grants,
         const struct sheaf_grant *grant, void (*done)(void *arg, int rc),
         void *arg)
 {
-        struct ending *ending = sheaf_new(struct ending, 1);
-
-        if (!ending)
-                return -ENOMEM;
         ending->grants = grants;
         ending->done = done;
         ending->arg = arg;
@@ -393,15 +390,6 @@ static int record_end(struct sheaf_grants *grants,
         ending->change.done = ended;
         grant_key(grant, ending->change.key);
         sheaf_store_change(grants->daemon->store, &ending->change);
-        return 0;
-}
-
-/* Of one that is not served: nobody waits. */
-static void unrecord(struct sheaf_grants *grants, struct sheaf_grant *grant)
-{
-        if (record_end(grants, grant, NULL, NULL))
-                sheaf_log(SHEAF_LOG_WARN, "grant record stays", "id=%s",
-                        grant->record->id);
 }
 
 /* Tells who waits, and frees what there is none of. */
@@ -411,9 +399,36 @@ static void making_end(struct making *making, struct sheaf_grant *grant, int rc)
         if (!grant)
                 grant_free(making->grant);
         sheaf_close_p(&making->dir_fd);
+        free(making->undo);
         if (making->done)
                 making->done(making->arg, grant, rc);
         free(making);
+}
+
+/* The record went, so that there is no such grant; or could not, and the next
+ * start would find it: then there is one, whose socket is tried again. */
+static void undone(void *arg, int rc)
+{
+        struct making *making = arg;
+        struct sheaf_grant *grant = making->grant;
+
+        if (!rc) {
+                making_end(making, NULL, making->rc);
+                return;
+        }
+        sheaf_log_rc(rc, SHEAF_LOG_WARN, "grant record stays", "id=%s",
+                grant->record->id);
+        grant->rc = making->rc;
+        LIST_INSERT_HEAD(&making->grants->list, grant, link);
+        making_end(making, grant, 0);
+}
+
+static void undo(struct making *making, int rc)
+{
+        making->rc = rc;
+        making->undo->unserved = true;
+        record_end(sheaf_steal(&making->undo), making->grants, making->grant,
+                undone, making);
 }
 
 /* The socket of a new grant. */
@@ -430,8 +445,7 @@ static void made_socket(void *arg, uint64_t serial, int rc,
                 rc = serve(grants, grant, made);
         if (rc) {
                 sheaf_close_p(&sock);
-                unrecord(grants, grant);
-                making_end(making, NULL, rc);
+                undo(making, rc);
         } else {
                 LIST_INSERT_HEAD(&grants->list, grant, link);
                 making_end(making, grant, 0);
@@ -469,10 +483,8 @@ static void making_recorded(struct sheaf_store_change *change, int rc)
         rc = sheaf_grant_socket_open(d->loop, making->grant->record,
                 making->dir_fd, d->config->deadline_ms, made_socket, making);
         sheaf_close_p(&making->dir_fd);
-        if (!rc)
-                return;
-        unrecord(grants, making->grant);
-        making_end(making, NULL, rc);
+        if (rc)
+                undo(making, rc);
 }
 
 static int making_new(struct sheaf_grants *grants,
@@ -486,7 +498,11 @@ static int making_new(struct sheaf_grants *grants,
                 making->dir_fd = -1;
         if (grant)
                 grant->record = record_new(wish);
-        rc = making && grant && grant->record ? name_socket(grant) : -ENOMEM;
+        if (making)
+                making->undo = sheaf_new(struct ending, 1);
+        rc = making && making->undo && grant && grant->record
+                     ? name_socket(grant)
+                     : -ENOMEM;
         if (!rc) {
                 making->dir_fd = fcntl(wish->dir_fd, F_DUPFD_CLOEXEC, 0);
                 rc = making->dir_fd < 0 ? -errno : 0;
@@ -495,8 +511,10 @@ static int making_new(struct sheaf_grants *grants,
                 rc = sheaf_store_next(
                         grants->daemon->store, "grant", &grant->record->serial);
         if (rc) {
-                if (making)
+                if (making) {
                         sheaf_close_p(&making->dir_fd);
+                        free(making->undo);
+                }
                 if (grant)
                         grant_free(grant);
                 free(making);
@@ -540,5 +558,10 @@ void sheaf_grants_forget(struct sheaf_grants *grants, void *arg)
 int sheaf_grants_revoke(struct sheaf_grants *grants, struct sheaf_grant *grant,
         void (*done)(void *arg, int rc), void *arg)
 {
-        return record_end(grants, grant, done, arg);
+        struct ending *ending = sheaf_new(struct ending, 1);
+
+        if (!ending)
+                return -ENOMEM;
+        record_end(ending, grants, grant, done, arg);
+        return 0;
 }

@@ -13,7 +13,8 @@
 /* Shown in lists, which must fit into a message. */
 #define LABEL_MAX_BYTES 128
 
-/* All datasets; their ids grow. */
+/* All datasets; their ids grow. Without memory for that (NULL) each is looked
+ * up by itself. */
 struct known {
         size_t count;
         struct sheaf_reg_dataset **all;
@@ -36,10 +37,16 @@ static int known_new(struct sheaf_registry *registry, struct known *ret_known)
 }
 
 static struct sheaf_reg_dataset *dataset_by_id(
-        const struct known *known, uint64_t id)
+        struct sheaf_registry *registry, const struct known *known, uint64_t id)
 {
         size_t low = 0, high = known->count;
 
+        if (!known->all) {
+                struct sheaf_reg_dataset *ds =
+                        sheaf_registry_next(registry, id - 1);
+
+                return ds && ds->record->id == id ? ds : NULL;
+        }
         while (low < high) {
                 size_t middle = low + (high - low) / 2;
 
@@ -63,7 +70,8 @@ static void send_grant(struct sheaf_conn *conn, uint64_t id,
 
         for (size_t i = 0; i < grant->record->n_dataset; i++) {
                 struct sheaf_reg_dataset *ds =
-                        dataset_by_id(known, grant->record->dataset[i]);
+                        dataset_by_id(conn->daemon->registry, known,
+                                grant->record->dataset[i]);
 
                 if (ds && info.n_dataset < DATASETS_MAX)
                         names[info.n_dataset++] = ds->record->name;
@@ -120,12 +128,13 @@ static void granted(void *arg, struct sheaf_grant *grant, int rc)
         struct known known = { 0 };
 
         sheaf_call_end(&call->call);
-        if (!rc)
-                rc = known_new(conn->daemon->registry, &known);
-        if (rc)
+        if (rc) {
                 grant_error(conn, id, "that directory", rc);
-        else
-                send_grant(conn, id, grant, &known, false);
+                free(call);
+                return;
+        }
+        (void)known_new(conn->daemon->registry, &known);
+        send_grant(conn, id, grant, &known, false);
         free(known.all);
         free(call);
 }
