@@ -157,6 +157,22 @@ int sheaf_journal_append(const char *dir, uint64_t epoch, bool begins,
         return rc;
 }
 
+int sheaf_journal_flush(const char *dir, uint64_t epoch)
+{
+        sheaf_autofd int at =
+                sheaf_again(open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+        sheaf_autofd int fd = -1;
+        char name[24];
+
+        if (at < 0)
+                return -errno;
+        snprintf(name, sizeof(name), "%llu", (unsigned long long)epoch);
+        fd = sheaf_again(openat(at, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
+        if (fd < 0 || sheaf_again(fdatasync(fd)) || sheaf_again(fsync(at)))
+                return -errno;
+        return 0;
+}
+
 /* ---- reading ---- */
 
 struct reading {

@@ -6,7 +6,8 @@
  * An epoch's file begins with what the job is and which permutation its run
  * has; then come marks (slots below it may be bound) and the slots that hold
  * another sample than their target. Written before the slot's answer is given:
- * so it survives SIGKILL of the daemon, though not a loss of power.
+ * so it survives SIGKILL of the daemon, though a loss of power only when it was
+ * flushed, as it is when the job ends.
  *
  * Threads: functions on files block and keep nothing; any thread, calls for
  * one epoch's beginning before others of that epoch. */
@@ -40,6 +41,10 @@ struct sheaf_journal_record sheaf_journal_replaced(
  * (one level) if absent, and empty before. -errno: -ENOENT. */
 SHEAF_MUST_CHECK int sheaf_journal_append(const char *dir, uint64_t epoch,
         bool begins, const struct sheaf_journal_record *records, size_t count);
+
+/* What was appended to the file of @epoch is on disk after it, as is its name.
+ * -errno: -ENOENT there is none. */
+SHEAF_MUST_CHECK int sheaf_journal_flush(const char *dir, uint64_t epoch);
 
 struct sheaf_journal {
         struct sheaf_run_state states[SHEAF_JOURNAL_EPOCHS]; /* oldest first */

@@ -118,7 +118,9 @@ static int flight_new(struct sheaf_fetcher *fetcher, struct sheaf_fetch *fetch,
         f->chunk = entry->first_chunk + fetch->index;
         f->len_bytes = sheaf_chunk_len(entry->size_bytes, fetch->index);
         TAILQ_INIT(&f->waits);
-        if (sheaf_flight_enqueue(f, fetch->lane, fetch->hint)) {
+        if (fetch->hint) {
+                sheaf_flight_enqueue_hint(f);
+        } else if (sheaf_flight_enqueue(f, fetch->lane)) {
                 free(f);
                 return -ENOMEM;
         }
@@ -181,9 +183,9 @@ int sheaf_fetch(struct sheaf_fetcher *fetcher, struct sheaf_fetch *fetch)
         }
         if (f->state == SHEAF_FLIGHT_QUEUED && f->hint && !fetch->hint) {
                 sheaf_flight_dequeue(f);
-                if (sheaf_flight_enqueue(f, fetch->lane, false) &&
-                        sheaf_flight_enqueue(f, fetch->lane, true))
-                        return -ENOMEM;
+                /* Without memory for a lane it waits on as what it was. */
+                if (sheaf_flight_enqueue(f, fetch->lane))
+                        sheaf_flight_enqueue_hint(f);
         }
         if (f->state == SHEAF_FLIGHT_WRITING && !f->is_late) {
                 f->is_late = true;

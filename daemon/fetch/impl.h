@@ -118,8 +118,10 @@ void sheaf_flight_free(struct sheaf_flight *f);
 struct sheaf_chunk_ref sheaf_flight_ref(const struct sheaf_flight *f);
 
 /* queue.c */
+/* In a lane; -ENOMEM: it is in no queue. Among hints: always. */
 SHEAF_MUST_CHECK int sheaf_flight_enqueue(
-        struct sheaf_flight *f, uint64_t lane, bool hint);
+        struct sheaf_flight *f, uint64_t lane);
+void sheaf_flight_enqueue_hint(struct sheaf_flight *f);
 void sheaf_flight_dequeue(struct sheaf_flight *f);
 /* False: too many are there, the flight is parked. */
 bool sheaf_flight_enter_origin(struct sheaf_flight *f);

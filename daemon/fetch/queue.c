@@ -41,22 +41,22 @@ static struct sheaf_lane *lane_get(struct sheaf_fetcher *fetcher, uint64_t id)
         return lane;
 }
 
-int sheaf_flight_enqueue(struct sheaf_flight *f, uint64_t lane, bool hint)
+int sheaf_flight_enqueue(struct sheaf_flight *f, uint64_t lane)
 {
-        struct sheaf_fetcher *fetcher = f->fetcher;
-
-        if (hint) {
-                TAILQ_INSERT_TAIL(&fetcher->hints, f, link);
-                fetcher->hints_queued++;
-        } else {
-                f->lane = lane_get(fetcher, lane);
-                if (!f->lane)
-                        return -ENOMEM;
-                TAILQ_INSERT_TAIL(&f->lane->queue, f, link);
-                fetcher->queued++;
-        }
-        f->hint = hint;
+        f->lane = lane_get(f->fetcher, lane);
+        if (!f->lane)
+                return -ENOMEM;
+        TAILQ_INSERT_TAIL(&f->lane->queue, f, link);
+        f->fetcher->queued++;
+        f->hint = false;
         return 0;
+}
+
+void sheaf_flight_enqueue_hint(struct sheaf_flight *f)
+{
+        TAILQ_INSERT_TAIL(&f->fetcher->hints, f, link);
+        f->fetcher->hints_queued++;
+        f->hint = true;
 }
 
 void sheaf_flight_dequeue(struct sheaf_flight *f)

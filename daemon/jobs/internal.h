@@ -78,6 +78,7 @@ enum sheaf_job_work {
         SHEAF_JOB_LOAD,     /* one epoch */
         SHEAF_JOB_APPEND,
         SHEAF_JOB_RECALL, /* an epoch from a bitmap; its journal begins anew */
+        SHEAF_JOB_FLUSH,  /* it ended: what was appended goes to the disk */
 };
 
 struct sheaf_live_job {
@@ -114,6 +115,7 @@ struct sheaf_live_job {
         bool surveyed;  /* that is over: it begins now */
         int64_t used_ns;
         /* of the pool's work: */
+        uv_loop_t *loop;
         uv_work_t work;
         bool working;
         enum sheaf_job_work task;
@@ -130,6 +132,8 @@ struct sheaf_live_job {
         struct sheaf_subset *subset;
         struct sheaf_run *runs[SHEAF_JOURNAL_EPOCHS]; /* oldest first */
         size_t run_count;
+        /* Epochs whose journal may not be on the disk: [from, to). */
+        uint64_t dirty_from, dirty_to;
         const char *why;
         int rc;
 };
@@ -154,7 +158,8 @@ struct sheaf_jobs {
 
 /* Out of its cohort; what waits is answered. */
 void sheaf_live_job_end(struct sheaf_live_job *job, int rc, const char *why);
-/* After its last work; it ended. */
+/* It ended, and the pool has none of its work: frees it, when its journals are
+ * on the disk. */
 void sheaf_live_job_free(struct sheaf_live_job *job);
 /* Has the cohort begin: @subset (taken over) or all files. */
 SHEAF_MUST_CHECK int sheaf_jobs_cohort_ready(

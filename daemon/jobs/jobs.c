@@ -222,6 +222,10 @@ void sheaf_jobs_leave(struct sheaf_handle *handle)
 
 void sheaf_live_job_free(struct sheaf_live_job *job)
 {
+        if (job->dirty_to > job->dirty_from) {
+                sheaf_live_job_work(job, SHEAF_JOB_FLUSH);
+                return;
+        }
         for (size_t i = 0; i < job->run_count; i++)
                 sheaf_run_free(job->runs[i]);
         sheaf_subset_free(job->subset);
@@ -315,6 +319,7 @@ static int job_new(struct sheaf_jobs_cohort *cohort,
                 return -ENOMEM;
         job->cohort = cohort;
         job->jobs = cohort->jobs;
+        job->loop = cohort->jobs->daemon->loop;
         job->number = ++cohort->jobs->numbers;
         strcpy(job->name, spec->name);
         job->owner = *owner;

@@ -3,9 +3,12 @@
  *
  *  1 one piece of work on the pool a job: binds that come meanwhile queue up,
  *    in order, so a file's head stands before its records
- *  2 a journal that cannot be written does not stop a training run: it is
+ *  2 journals are written before binds are answered, which a kill of the
+ *    daemon needs; they are flushed when a job ends, so after a clean stop,
+ *    too, a loss of power costs nothing
+ *  3 a journal that cannot be written does not stop a training run: it is
  *    logged and counted; after a kill of the daemon samples may repeat
- *  3 work() uses the job's fields for work, and others only as long as the
+ *  4 work() uses the job's fields for work, and others only as long as the
  *    loop leaves them alone: while the job is being opened
  *
  * Threads: loop thread, but for work() and what it calls. */
@@ -15,6 +18,9 @@
 
 #include <stdio.h>
 #include <sys/stat.h>
+
+/* An epoch that was not written for longer is on the disk by the kernel. */
+#define FLUSH_EPOCHS 4
 
 /* About what a file costs beside its bytes. */
 #define NEW_FILE_BYTES 4096
@@ -148,7 +154,25 @@ static int work_append(struct sheaf_live_job *job)
         }
         if (rc == 0 && job->begins)
                 sheaf_kept_write_about(job);
+        if (job->dirty_to == job->dirty_from)
+                job->dirty_from = job->epoch;
+        job->dirty_from = SHEAF_MIN(job->dirty_from, job->epoch);
+        job->dirty_to = SHEAF_MAX(job->dirty_to, job->epoch + 1);
         return rc;
+}
+
+/* What is gone meanwhile, with its version or by its owner, needs none. */
+static int work_flush(struct sheaf_live_job *job)
+{
+        uint64_t epoch = job->dirty_from;
+        int rc = 0;
+
+        if (job->dirty_to - epoch > FLUSH_EPOCHS)
+                epoch = job->dirty_to - FLUSH_EPOCHS;
+        for (; epoch < job->dirty_to && (!rc || rc == -ENOENT); epoch++)
+                rc = sheaf_journal_flush(job->dir, epoch);
+        job->dirty_from = job->dirty_to;
+        return rc == -ENOENT ? 0 : rc;
 }
 
 /* The records of a run that was recalled. */
@@ -215,6 +239,9 @@ static void work(uv_work_t *work)
                 break;
         case SHEAF_JOB_RECALL:
                 job->rc = work_recall(job);
+                break;
+        case SHEAF_JOB_FLUSH:
+                job->rc = work_flush(job);
                 break;
         }
 }
@@ -340,6 +367,12 @@ static void after_work(uv_work_t *work, int status)
         if (status)
                 job->rc = status;
         if (!job->cohort) {
+                if (job->task == SHEAF_JOB_FLUSH && job->rc)
+                        sheaf_log_rc(job->rc, SHEAF_LOG_WARN,
+                                "journal not flushed",
+                                "dir=%s why=\"after a loss of power samples "
+                                "may repeat\"",
+                                job->dir);
                 sheaf_live_job_free(job);
                 return;
         }
@@ -358,6 +391,8 @@ static void after_work(uv_work_t *work, int status)
                 if (has_recalled(job))
                         return;
                 break;
+        case SHEAF_JOB_FLUSH:
+                break;
         }
         sheaf_live_job_advance(job);
 }
@@ -367,8 +402,7 @@ void sheaf_live_job_work(struct sheaf_live_job *job, enum sheaf_job_work task)
         job->working = true;
         job->task = task;
         job->work.data = job;
-        if (uv_queue_work(
-                    job->jobs->daemon->loop, &job->work, work, after_work)) {
+        if (uv_queue_work(job->loop, &job->work, work, after_work)) {
                 work(&job->work);
                 after_work(&job->work, 0);
         }

@@ -525,7 +525,7 @@ static bool fd_is_directory(int fd)
 /* Text of a path field: 1 to PATH_MAX - 1 bytes, without NUL. */
 static int path_text(const ProtobufCBinaryData *bytes, char *buf, size_t cap)
 {
-        if (!bytes->len || bytes->len >= cap ||
+        if (!bytes->len || bytes->len >= cap || bytes->data[0] != '/' ||
                 memchr(bytes->data, 0, bytes->len))
                 return -EINVAL;
         memcpy(buf, bytes->data, bytes->len);
@@ -593,7 +593,8 @@ void sheaf_verb_add_dataset(struct sheaf_conn *conn, struct sheaf_wire_msg *msg)
         if (!msg->fd_count || !fd_is_directory(msg->fds[0]) ||
                 path_text(&body->origin, origin, sizeof(origin))) {
                 sheaf_conn_error(conn, id, -ENOTDIR,
-                        "the origin must come as an open directory");
+                        "the origin must come as an open directory, with its "
+                        "absolute path");
                 return;
         }
         rc = sheaf_share_parse(body->share, &kind, &gid);
@@ -629,7 +630,9 @@ void sheaf_verb_update_dataset(
                 if (!fd_is_directory(fd) ||
                         path_text(&update->origin, origin, sizeof(origin))) {
                         sheaf_conn_error(conn, id, -ENOTDIR,
-                                "the origin must come as an open directory");
+                                "the origin must come as an open directory, "
+                                "with its "
+                                "absolute path");
                         return;
                 }
                 rc = sheaf_registry_present(ds, origin, fd, &before);

@@ -140,19 +140,25 @@ Test(intruders, a_path_that_leads_elsewhere)
 {
         struct peer p = greet();
         Sheaf__AddDataset add = SHEAF__ADD_DATASET__INIT;
-        static const char *const paths[] = { "/etc", "/proc/self/root/etc",
-                "../../../../etc", "" };
+        static const struct {
+                const char *path;
+                int rc; /* a claim has to be absolute */
+        } claims[] = { { "/etc", 0 }, { "/proc/self/root/etc", 0 },
+                { "../../../../etc", -ENOTDIR }, { "", -ENOTDIR } };
         int fd = open(flow.origin, O_RDONLY | O_DIRECTORY);
         char name[16];
 
-        for (size_t i = 0; i < SHEAF_ARRAY_LEN(paths); i++) {
+        for (size_t i = 0; i < SHEAF_ARRAY_LEN(claims); i++) {
                 snprintf(name, sizeof(name), "claim%zu", i);
                 add.name = name;
-                add.origin.data = (uint8_t *)(uintptr_t)paths[i];
-                add.origin.len = strlen(paths[i]);
-                (void)call(&p,
-                        envelope(&p, SHEAF__ENVELOPE__BODY_ADD_DATASET, &add),
-                        &fd, 1);
+                add.origin.data = (uint8_t *)(uintptr_t)claims[i].path;
+                add.origin.len = strlen(claims[i].path);
+                cr_expect_eq(
+                        call(&p,
+                                envelope(&p, SHEAF__ENVELOPE__BODY_ADD_DATASET,
+                                        &add),
+                                &fd, 1),
+                        claims[i].rc, "%s", claims[i].path);
         }
         close(fd);
         close(p.sock);
@@ -161,11 +167,12 @@ Test(intruders, a_path_that_leads_elsewhere)
         flow_stop();
         flow_start();
         hostile_daemon_away(false);
-        for (size_t i = 0; i < SHEAF_ARRAY_LEN(paths); i++)
+        for (size_t i = 0; i < SHEAF_ARRAY_LEN(claims); i++)
                 cr_expect_neq(flow_run("sheaf warmup claim%zu", i), 0, "%s: %s",
-                        paths[i], flow.last.out);
-        for (size_t i = 0; i < SHEAF_ARRAY_LEN(paths); i++)
-                (void)flow_run("sheaf rm --force claim%zu", i);
+                        claims[i].path, flow.last.out);
+        for (size_t i = 0; i < SHEAF_ARRAY_LEN(claims); i++)
+                cr_expect_eq(!flow_run("sheaf rm --force claim%zu", i),
+                        !claims[i].rc);
         hostile_end();
 }
 

@@ -539,10 +539,13 @@ Test(jobkeep, journals_that_fail_are_told)
         }
         bind(job, epoch++, FILES, ordinals);
         cr_assert_not(shows_failing(""), "%s", flow.last.out);
+        /* After a clean stop a loss of power costs nothing. */
+        flow_faulty("sync delay=1");
+        flow_stop();
+        cr_assert_gt(flow_faulty_hits("sync"), 0, "they were not flushed");
         sheaf_job_close(job);
         flow_close(session, dataset);
         session = NULL;
         dataset = NULL;
-        flow_stop();
         flow_faulty_umount();
 }
