@@ -29,21 +29,24 @@ void sheaf_chore_stop(struct sheaf_chore *chore)
         leave(account);
 }
 
-/* Chores of one account until its time is spent, or @end_ns has come. */
+/* Chores of one account until its time is spent, or @end_ns has come. The one
+ * that was at it then is the last next time. */
 static void run_some(
         struct sheaf_account *account, uint64_t turn_ms, int64_t end_ns)
 {
         int64_t began_ns = sheaf_now_ns(), now_ns = began_ns;
-        struct sheaf_chore *chore;
+        struct sheaf_chore *chore = NULL;
 
         while (now_ns < end_ns && !sheaf_account_spent(account, turn_ms) &&
                 (chore = TAILQ_FIRST(&account->chores))) {
-                TAILQ_REMOVE(&account->chores, chore, link);
-                TAILQ_INSERT_TAIL(&account->chores, chore, link);
                 chore->step(chore);
                 now_ns = sheaf_now_ns();
                 account->spent_ns += now_ns - began_ns;
                 began_ns = now_ns;
+        }
+        if (chore && chore == TAILQ_FIRST(&account->chores)) {
+                TAILQ_REMOVE(&account->chores, chore, link);
+                TAILQ_INSERT_TAIL(&account->chores, chore, link);
         }
 }
 
