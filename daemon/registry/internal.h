@@ -10,6 +10,8 @@
 
 TAILQ_HEAD(sheaf_dataset_list, sheaf_reg_dataset);
 
+TAILQ_HEAD(sheaf_slice_list, sheaf_reg_slice);
+
 struct sheaf_registry {
         uv_loop_t *loop;
         struct sheaf_store *store;
@@ -32,9 +34,25 @@ struct sheaf_registry {
         void (*gone)(void *arg, const uint8_t uuid[16]); /* or NULL */
         void *gone_arg;
         uv_timer_t sweep;
+        struct sheaf_slice_list slices; /* of versions on their way in */
+        uv_idle_t slicing;              /* runs while there are some */
+        int open_handles;               /* while closing */
 };
 
+/* registry_load.c */
+void sheaf_registry_slices_init(struct sheaf_registry *registry);
+/* Reads a version that is not in memory; its openings are told. */
+SHEAF_MUST_CHECK int sheaf_registry_load(struct sheaf_reg_version *version);
+
 /* registry_version.c */
+struct sheaf_reg_version *sheaf_reg_version_new(
+        struct sheaf_reg_dataset *dataset, SheafRecord__Version *record);
+/* It is in memory: @block and @stored are its own. */
+void sheaf_reg_version_take(struct sheaf_reg_version *version,
+        const struct sheaf_listing_block *block, struct sheaf_version *stored);
+/* Takes @version out and returns where it was. */
+size_t sheaf_reg_record_take(
+        SheafRecord__Dataset *record, SheafRecord__Version *version);
 struct sheaf_reg_version *sheaf_registry_add_version(
         struct sheaf_reg_dataset *dataset, SheafRecord__Version *record);
 /* Unloads what nobody holds; removes old versions and left datasets. */

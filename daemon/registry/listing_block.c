@@ -27,6 +27,13 @@ void sheaf_listing_block_clear(struct sheaf_listing_block *block)
         *block = (struct sheaf_listing_block){ .memfd = -1 };
 }
 
+void sheaf_listing_block_let_go(
+        struct sheaf_store *store, struct sheaf_listing_block *block)
+{
+        sheaf_store_let_go(store, block->map, block->len_bytes, block->memfd);
+        *block = (struct sheaf_listing_block){ .memfd = -1 };
+}
+
 /* Copies @fd into a new memfd, mapped read-write. */
 static int copy_in(int fd, struct sheaf_listing_block *block)
 {

@@ -4,6 +4,7 @@
 #ifndef SHEAF_DAEMON_LISTING_BLOCK_H
 #define SHEAF_DAEMON_LISTING_BLOCK_H
 
+#include "daemon/store/store.h"
 #include "proto/digest.h"
 #include "proto/listing.h"
 
@@ -37,7 +38,11 @@ SHEAF_MUST_CHECK int sheaf_listing_block_load(const char *path,
         const struct sheaf_digest *digest,
         struct sheaf_listing_block *ret_block);
 
+/* Any thread; takes its time for a large one. */
 void sheaf_listing_block_clear(struct sheaf_listing_block *block);
+/* The same, behind. Loop thread. */
+void sheaf_listing_block_let_go(
+        struct sheaf_store *store, struct sheaf_listing_block *block);
 
 /* Whether two listings tell the same tree: an update that found nothing. */
 bool sheaf_listing_same(

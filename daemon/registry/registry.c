@@ -182,6 +182,7 @@ int sheaf_registry_new(const struct sheaf_registry_config *config,
         registry->reader_path = strdup(config->reader_path);
         TAILQ_INIT(&registry->datasets);
         TAILQ_INIT(&registry->leaving);
+        sheaf_registry_slices_init(registry);
         uv_timer_init(registry->loop, &registry->sweep);
         registry->sweep.data = registry;
         uv_timer_start(&registry->sweep, sweep_cb, SWEEP_MS, SWEEP_MS);
@@ -206,6 +207,8 @@ static void registry_closed(uv_handle_t *handle)
 {
         struct sheaf_registry *registry = handle->data;
 
+        if (--registry->open_handles)
+                return;
         free(registry->reader_path);
         free(registry);
 }
@@ -250,6 +253,8 @@ void sheaf_registry_free(struct sheaf_registry *registry)
                 free(domain);
         }
         sheaf_registry_drop_counts(registry);
+        registry->open_handles = 2;
+        uv_close((uv_handle_t *)&registry->slicing, registry_closed);
         uv_close((uv_handle_t *)&registry->sweep, registry_closed);
 }
 

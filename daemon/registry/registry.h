@@ -180,11 +180,28 @@ SHEAF_MUST_CHECK int sheaf_registry_origin(
  * With an error nothing was changed. */
 typedef void sheaf_registry_done(void *arg, int rc);
 
+/* Work on a version that is done in parts: true while there is more. */
+struct sheaf_reg_slice;
+typedef bool sheaf_reg_step(struct sheaf_reg_slice *slice);
+struct sheaf_reg_slice {
+        TAILQ_ENTRY(sheaf_reg_slice) link;
+        sheaf_reg_step *step;
+};
+
 /* Takes over the listing of a new version: it becomes the newest. All is the
- * caller's until @done; then, on success, @record and @block are taken. */
+ * caller's until @done, and stays as it is; then, on success, @record and
+ * @block are taken. */
 struct sheaf_publishing {
-        struct sheaf_store_change change; /* private */
-        struct sheaf_reg_version *version;
+        struct sheaf_store_change change; /* private, as what follows */
+        struct sheaf_reg_slice slice;
+        uv_work_t work;
+        struct sheaf_version *stored;
+        struct sheaf_reg_version *version, *before;
+        size_t pair; /* of the inherited ones, next */
+        uint64_t chunk;
+        bool recorded;
+        int rc;
+        /* The caller's: */
         struct sheaf_reg_dataset *dataset;
         SheafRecord__Version *record;
         struct sheaf_listing_block *block;

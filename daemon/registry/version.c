@@ -7,14 +7,11 @@
  *    when the daemon never lives that long, after IDLE_STARTS_MAX starts
  *  3 lodgings go only when no flight uses them (registry_domain.c)
  *
- * Threads: loop thread; loading runs on the pool. */
+ * Threads: loop thread. */
 #include "daemon/registry/internal.h"
 
 #include "daemon/clock.h"
 #include "daemon/log.h"
-
-#include <limits.h>
-#include <stdio.h>
 
 #define GRACE_NS  (60 * SHEAF_NS_PER_SEC)
 #define UNLOAD_NS (600 * SHEAF_NS_PER_SEC)
@@ -22,7 +19,7 @@
  * when none lives that long. */
 #define IDLE_STARTS_MAX 64
 
-static struct sheaf_reg_version *version_new(
+struct sheaf_reg_version *sheaf_reg_version_new(
         struct sheaf_reg_dataset *dataset, SheafRecord__Version *record)
 {
         struct sheaf_reg_version *v = sheaf_new(struct sheaf_reg_version, 1);
@@ -41,10 +38,21 @@ static struct sheaf_reg_version *version_new(
         return v;
 }
 
+/* @block becomes the version's. */
+void sheaf_reg_version_take(struct sheaf_reg_version *v,
+        const struct sheaf_listing_block *block, struct sheaf_version *stored)
+{
+        v->block = *block;
+        v->fetch.listing = v->block.listing;
+        v->fetch.stored = stored;
+        v->fetch.sealed = v->record->root_digest.len != 0;
+        v->load = SHEAF_LOADED;
+}
+
 struct sheaf_reg_version *sheaf_registry_add_version(
         struct sheaf_reg_dataset *dataset, SheafRecord__Version *record)
 {
-        struct sheaf_reg_version *v = version_new(dataset, record);
+        struct sheaf_reg_version *v = sheaf_reg_version_new(dataset, record);
 
         if (v)
                 TAILQ_INSERT_TAIL(&dataset->versions, v, link);
@@ -64,103 +72,7 @@ struct sheaf_reg_version *sheaf_registry_version(
         return NULL;
 }
 
-/* ---- loading ---- */
-
-struct load {
-        uv_work_t work;
-        struct sheaf_reg_version *version;
-        char path[PATH_MAX];
-        struct sheaf_digest digest;
-        struct sheaf_listing_block block;
-        int rc;
-};
-
-static int loaded(
-        struct sheaf_reg_version *v, struct sheaf_listing_block *block)
-{
-        int rc;
-
-        v->block = *block;
-        v->fetch.listing = v->block.listing;
-        rc = sheaf_version_open(v->dataset->registry->store, &v->fetch.listing,
-                v->dataset->record->id, &v->fetch.stored);
-        if (rc)
-                return rc;
-        v->fetch.sealed = v->record->root_digest.len != 0;
-        v->load = SHEAF_LOADED;
-        block->memfd = -1;
-        block->map = NULL;
-        return 0;
-}
-
-static void load_work(uv_work_t *work)
-{
-        struct load *load = work->data;
-
-        load->rc = sheaf_listing_block_load(
-                load->path, &load->digest, &load->block);
-}
-
-static void load_done(uv_work_t *work, int status)
-{
-        struct load *load = work->data;
-        struct sheaf_reg_version *v = load->version;
-        struct sheaf_opening *opening;
-        int rc = status ? -ECANCELED : load->rc;
-
-        if (!rc)
-                rc = loaded(v, &load->block);
-        if (rc) {
-                v->load = SHEAF_UNLOADED;
-                v->block = (struct sheaf_listing_block){ .memfd = -1 };
-                sheaf_listing_block_clear(&load->block);
-                sheaf_log_rc(rc, SHEAF_LOG_ERROR, "listing not loaded",
-                        "dataset=%s path=%s", v->dataset->record->name,
-                        load->path);
-        }
-        v->dataset->busy--;
-        free(load);
-        while ((opening = TAILQ_FIRST(&v->openings))) {
-                TAILQ_REMOVE(&v->openings, opening, link);
-                opening->pending = false;
-                if (!rc)
-                        v->handles++;
-                opening->done(opening, rc);
-        }
-}
-
-static int load_start(struct sheaf_reg_version *v)
-{
-        struct load *load = sheaf_new(struct load, 1);
-        struct sheaf_registry *registry = v->dataset->registry;
-        size_t len;
-        int rc;
-
-        if (!load)
-                return -ENOMEM;
-        load->version = v;
-        load->work.data = load;
-        load->block.memfd = -1;
-        memcpy(load->digest.bytes, v->record->listing_digest.data,
-                SHEAF_MIN(v->record->listing_digest.len,
-                        sizeof(load->digest.bytes)));
-        rc = sheaf_version_path(registry->store, v->record->uuid.data,
-                load->path, sizeof(load->path) - 16);
-        if (!rc) {
-                len = strlen(load->path);
-                snprintf(
-                        load->path + len, sizeof(load->path) - len, "/listing");
-                rc = uv_queue_work(
-                        registry->loop, &load->work, load_work, load_done);
-        }
-        if (rc) {
-                free(load);
-                return rc;
-        }
-        v->load = SHEAF_LOADING;
-        v->dataset->busy++;
-        return 0;
-}
+/* ---- opening ---- */
 
 /* Durable only when it soon would matter. */
 static void end_idle_starts(struct sheaf_reg_version *v)
@@ -190,7 +102,7 @@ void sheaf_registry_open(struct sheaf_opening *opening)
                 return;
         }
         if (v->load == SHEAF_UNLOADED) {
-                rc = load_start(v);
+                rc = sheaf_registry_load(v);
                 if (rc) {
                         opening->done(opening, rc);
                         return;
@@ -229,50 +141,10 @@ void sheaf_registry_unhold(struct sheaf_reg_version *version)
                 version->idle_since_ns = sheaf_now_ns();
 }
 
-/* ---- publishing ---- */
-
-static void carry_digests(struct sheaf_reg_version *from,
-        struct sheaf_reg_version *to, const struct sheaf_listing_pairs *pairs)
-{
-        if (!from || from->load != SHEAF_LOADED)
-                return;
-        for (size_t i = 0; i < pairs->count; i++) {
-                const struct sheaf_listing_entry *a =
-                        &from->fetch.listing.entries[pairs->pairs[i][0]];
-                const struct sheaf_listing_entry *b =
-                        &to->fetch.listing.entries[pairs->pairs[i][1]];
-
-                if (!S_ISREG(a->mode))
-                        continue;
-                for (uint64_t c = 0; c < sheaf_chunk_count(a->size_bytes);
-                        c++) {
-                        const struct sheaf_digest *digest =
-                                sheaf_version_digest(
-                                        from->fetch.stored, a->first_chunk + c);
-
-                        if (sheaf_digest_known(digest))
-                                sheaf_version_learn(to->fetch.stored,
-                                        b->first_chunk + c, digest);
-                }
-        }
-}
-
-/* Appends @record to the dataset's durable record. */
-static int record_append(
-        SheafRecord__Dataset *record, SheafRecord__Version *version)
-{
-        void *grown = realloc(record->version,
-                (record->n_version + 1) * sizeof(*record->version));
-
-        if (!grown)
-                return -ENOMEM;
-        record->version = grown;
-        record->version[record->n_version++] = version;
-        return 0;
-}
+/* ---- going ---- */
 
 /* Takes @version out and returns where it was. */
-static size_t record_take(
+size_t sheaf_reg_record_take(
         SheafRecord__Dataset *record, SheafRecord__Version *version)
 {
         size_t at = 0;
@@ -294,72 +166,6 @@ static void record_put_back(
         record->version[at] = version;
         record->n_version++;
 }
-
-/* Takes back what publish_begin did. */
-static void unpublish(struct sheaf_publishing *p)
-{
-        struct sheaf_reg_version *v = sheaf_steal(&p->version);
-
-        record_take(p->dataset->record, p->record);
-        if (!v)
-                return;
-        if (v->load == SHEAF_LOADED)
-                *p->block = v->block;
-        if (v->fetch.stored)
-                sheaf_version_close(v->fetch.stored);
-        free(v);
-}
-
-/* The record has the version from here on, others see it when it is durable:
- * no other change of the dataset comes between. */
-static int publish_begin(struct sheaf_store_change *change)
-{
-        struct sheaf_publishing *p = (struct sheaf_publishing *)change;
-        struct sheaf_reg_dataset *ds = p->dataset;
-        int rc = ds->removed ? -ESTALE : p->check ? p->check(p->arg) : 0;
-
-        if (!rc)
-                rc = record_append(ds->record, p->record);
-        if (rc)
-                return rc;
-        p->version = version_new(ds, p->record);
-        rc = p->version ? loaded(p->version, p->block) : -ENOMEM;
-        if (!rc) {
-                carry_digests(sheaf_registry_version(ds, NULL), p->version,
-                        p->inherited);
-                rc = sheaf_registry_pack(ds, change);
-        }
-        if (rc)
-                unpublish(p);
-        return rc;
-}
-
-static void published(struct sheaf_store_change *change, int rc)
-{
-        struct sheaf_publishing *p = (struct sheaf_publishing *)change;
-        struct sheaf_reg_dataset *ds = p->dataset;
-
-        if (p->version && rc)
-                unpublish(p);
-        else if (p->version)
-                TAILQ_INSERT_TAIL(&ds->versions, p->version, link);
-        ds->changes--;
-        p->done(p->arg, rc);
-}
-
-void sheaf_registry_publish(struct sheaf_publishing *publishing)
-{
-        publishing->change = (struct sheaf_store_change){
-                .begin = publish_begin,
-                .done = published,
-        };
-        publishing->version = NULL;
-        publishing->dataset->changes++;
-        sheaf_store_change(
-                publishing->dataset->registry->store, &publishing->change);
-}
-
-/* ---- going ---- */
 
 static bool version_evacuate(struct sheaf_reg_version *v)
 {
@@ -391,7 +197,7 @@ static void version_unload(struct sheaf_reg_version *v)
 {
         sheaf_version_close(v->fetch.stored);
         v->fetch.stored = NULL;
-        sheaf_listing_block_clear(&v->block);
+        sheaf_listing_block_let_go(v->dataset->registry->store, &v->block);
         memset(&v->fetch.listing, 0, sizeof(v->fetch.listing));
         v->load = SHEAF_UNLOADED;
 }
@@ -495,7 +301,7 @@ static int retire_begin(struct sheaf_store_change *change)
         if (ds->removed || !may_retire(v, sheaf_now_ns()) ||
                 !version_evacuate(v))
                 return SHEAF_CHANGE_NONE;
-        r->at = record_take(ds->record, v->record);
+        r->at = sheaf_reg_record_take(ds->record, v->record);
         rc = sheaf_registry_pack(ds, change);
         if (rc) {
                 record_put_back(ds->record, r->at, v->record);

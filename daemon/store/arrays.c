@@ -10,7 +10,7 @@
  *  3 arrays that lost pages are written anew when their version is closed;
  *    until then what they learn lasts as long as the daemon
  *
- * Loop thread. */
+ * Threads: sheaf_arrays_open() any, it blocks; the rest loop thread. */
 #include "daemon/store/private.h"
 
 #include <fcntl.h>
@@ -92,6 +92,16 @@ static int open_array(struct sheaf_version *version, int dir_fd,
         return rc;
 }
 
+/* Brings all of an array into memory: the loop thread, which counts it soon,
+ * is not to wait for a disk. */
+static void touch(const void *map, size_t bytes)
+{
+        const volatile uint8_t *byte = map;
+
+        for (size_t at = 0; at < bytes; at += SHEAF_DISK_PAGE)
+                (void)byte[at];
+}
+
 int sheaf_arrays_open(struct sheaf_version *version)
 {
         uint64_t chunks = version->listing.chunk_count;
@@ -132,6 +142,8 @@ int sheaf_arrays_open(struct sheaf_version *version)
         version->places = places.map;
         version->places_bytes = places.bytes;
         version->places_fd = places.fd;
+        touch(version->digests, version->digests_bytes);
+        touch(version->places, version->places_bytes);
         return 0;
 }
 
@@ -215,10 +227,10 @@ void sheaf_arrays_close(struct sheaf_version *version)
                 heal(version);
         sheaf_guard_range_end(version->digests_range);
         sheaf_guard_range_end(version->places_range);
-        if (version->digests)
-                munmap(version->digests, version->digests_bytes);
-        if (version->places)
-                munmap(version->places, version->places_bytes);
+        sheaf_store_let_go(
+                version->store, version->digests, version->digests_bytes, -1);
+        sheaf_store_let_go(
+                version->store, version->places, version->places_bytes, -1);
         part(version, &version->digests_fd);
         part(version, &version->places_fd);
 }

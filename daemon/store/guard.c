@@ -23,6 +23,7 @@ static _Thread_local volatile sig_atomic_t armed;
 static const int signals[] = { SIGBUS, SIGSEGV, SIGFPE };
 static struct sigaction before[SHEAF_ARRAY_LEN(signals)];
 static pthread_once_t once = PTHREAD_ONCE_INIT;
+static pthread_mutex_t taking = PTHREAD_MUTEX_INITIALIZER; /* of entries */
 static int setup_rc;
 
 /* How often in a row a page may be read well and yet not be there. */
@@ -165,11 +166,14 @@ int sheaf_guard_range(
 
         if (rc)
                 return rc;
+        pthread_mutex_lock(&taking);
         range = unused();
         if (!range) {
                 range = sheaf_new(struct sheaf_guard_range, 1);
-                if (!range)
+                if (!range) {
+                        pthread_mutex_unlock(&taking);
                         return -ENOMEM;
+                }
                 range->next = atomic_load(&ranges);
                 atomic_store(&ranges, range);
         }
@@ -178,6 +182,7 @@ int sheaf_guard_range(
         atomic_store(&range->fd, fd);
         atomic_store(&range->start, (uintptr_t)start);
         atomic_store(&range->end, (uintptr_t)start + bytes);
+        pthread_mutex_unlock(&taking);
         *ret_range = range;
         return 0;
 }

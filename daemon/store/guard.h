@@ -11,7 +11,7 @@
  * a file that was cut, becomes a page of zeros in memory, and the access goes
  * on: whoever reads the map must take zeros for "not known".
  *
- * Threads: any; a call is on one thread. Ranges begin and end on one. */
+ * Threads: any; a call is on one thread. */
 #ifndef SHEAF_DAEMON_STORE_GUARD_H
 #define SHEAF_DAEMON_STORE_GUARD_H
 

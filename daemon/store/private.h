@@ -399,6 +399,8 @@ struct sheaf_version {
         struct sheaf_large *large; /* files over one chunk, by first_chunk */
         size_t large_count;
         uint64_t known, disk_chunks, disk_bytes;
+        uint64_t counted_to;       /* chunks below are in these sums */
+        bool counted;              /* all are */
         struct sheaf_tally *tally; /* ascending numbers */
         uint32_t tally_count, tally_cap;
         bool foreign; /* has places in plain files of other nodes */

@@ -102,6 +102,11 @@ void sheaf_store_reserve(struct sheaf_store *store, const char *counter);
 /* What "jobs" holds on disk, as its owner counts it: part of the limit. */
 void sheaf_store_set_journals(struct sheaf_store *store, uint64_t bytes);
 
+/* Unmaps @map (NULL: none) and closes @fd (-1: none), both taken over, behind
+ * when that takes long. */
+void sheaf_store_let_go(
+        struct sheaf_store *store, void *map, size_t bytes, int fd);
+
 /* ---- versions ---- */
 
 /* Path of a version's directory, in which the caller puts "listing" before
@@ -117,6 +122,18 @@ SHEAF_MUST_CHECK int sheaf_version_dir(const struct sheaf_store *store,
 SHEAF_MUST_CHECK int sheaf_version_open(struct sheaf_store *store,
         const struct sheaf_listing *listing, uint64_t group,
         struct sheaf_version **ret_version);
+/* The same in parts, for versions of a million chunks. First what takes long:
+ * any thread; blocks. */
+SHEAF_MUST_CHECK int sheaf_version_prepare(struct sheaf_store *store,
+        const struct sheaf_listing *listing, uint64_t group,
+        struct sheaf_version **ret_version);
+/* Then the store knows it; freed on failure. */
+SHEAF_MUST_CHECK int sheaf_version_attach(struct sheaf_version *version);
+/* Looks at @chunks more; true: all were looked at, it is open. Until then
+ * nothing else is done with it but to close it. */
+bool sheaf_version_count(struct sheaf_version *version, uint64_t chunks);
+/* One that was prepared only. */
+void sheaf_version_discard(struct sheaf_version *version);
 void sheaf_version_close(struct sheaf_version *version);
 /* Removes the version's directory, behind (its chunks go with their
  * containers when no other version names them). Closed first. A failure is
@@ -135,6 +152,9 @@ const struct sheaf_digest *sheaf_version_digest(
 void sheaf_version_learn(struct sheaf_version *version, uint64_t chunk,
         const struct sheaf_digest *digest);
 void sheaf_version_forget(struct sheaf_version *version, uint64_t chunk);
+/* Learns what @from knows of its chunk, and where it is on disk. */
+void sheaf_version_inherit(struct sheaf_version *version, uint64_t chunk,
+        const struct sheaf_version *from, uint64_t from_chunk);
 uint64_t sheaf_version_known(const struct sheaf_version *version);
 /* What was learned until now is durable when it returns. Any thread, while
  * the version is open; blocks. -ENOSPC: the digests live in memory, since the

@@ -5,7 +5,12 @@
  *    how much of that lies in each segment, so that giving up a segment
  *    costs O(1) a version
  *  2 a place is a claim: the record's header decides when it is read
- *  3 a chunk without a digest has no place */
+ *  3 a chunk without a digest has no place
+ *  4 a version that is being opened is counted some chunks at a time; those
+ *    from counted_to on are in no sum yet, and are looked at when their time
+ *    comes, whatever went meanwhile
+ *
+ * Threads: loop thread, but for what is said to run on the pool. */
 #include "daemon/store/private.h"
 
 #include <dirent.h>
@@ -240,7 +245,7 @@ void sheaf_version_segment_gone(struct sheaf_version *version, uint32_t number)
 /* Called while places into the plain file still count as alive. */
 void sheaf_version_plain_gone(struct sheaf_version *version, uint64_t node)
 {
-        uint64_t from = 0, to = version->listing.chunk_count;
+        uint64_t from = 0, to = version->counted_to;
         uint32_t entry;
 
         if (!version->foreign) {
@@ -251,7 +256,7 @@ void sheaf_version_plain_gone(struct sheaf_version *version, uint64_t node)
                         return;
                 e = &version->listing.entries[entry];
                 from = e->first_chunk;
-                to = from + sheaf_chunk_count(e->size_bytes);
+                to = SHEAF_MIN(to, from + sheaf_chunk_count(e->size_bytes));
         }
         for (uint64_t c = from; c < to; c++) {
                 const struct sheaf_place *place = &version->places[c];
@@ -266,7 +271,7 @@ void sheaf_version_plain_lost(
         struct sheaf_version *version, const struct sheaf_place *place)
 {
         uint64_t index = place->offset_bytes >> SHEAF_PLAIN_GEN_BITS;
-        uint64_t from = 0, to = version->listing.chunk_count;
+        uint64_t from = 0, to = version->counted_to;
         uint32_t entry;
 
         if (!version->foreign) {
@@ -297,30 +302,48 @@ static void rejoin(struct sheaf_version *version, uint64_t chunk)
         sheaf_version_place(version, chunk, &copy);
 }
 
-static void count_all(struct sheaf_version *version)
+static void count_one(struct sheaf_version *version, uint64_t c)
 {
-        for (uint64_t c = 0; c < version->listing.chunk_count; c++) {
-                struct sheaf_place place = version->places[c];
+        struct sheaf_place place = version->places[c];
 
-                if (!sheaf_digest_known(&version->digests[c])) {
-                        version->places[c] = (struct sheaf_place){ 0 };
-                        continue;
-                }
-                version->known++;
+        if (sheaf_place_set(&place))
                 version->places[c] = (struct sheaf_place){ 0 };
-                if (sheaf_place_set(&place) &&
-                        sheaf_places_usable(version->store, &place))
-                        sheaf_version_place(version, c, &place);
-                else
-                        rejoin(version, c);
-        }
+        if (!sheaf_digest_known(&version->digests[c]))
+                return;
+        version->known++;
+        if (sheaf_place_set(&place) &&
+                sheaf_places_usable(version->store, &place))
+                sheaf_version_place(version, c, &place);
+        else
+                rejoin(version, c);
+}
+
+bool sheaf_version_count(struct sheaf_version *version, uint64_t chunks)
+{
+        uint64_t end = SHEAF_MIN(
+                version->listing.chunk_count, version->counted_to + chunks);
+
+        if (version->counted)
+                return true;
+        while (version->counted_to < end)
+                count_one(version, version->counted_to++);
+        if (end < version->listing.chunk_count)
+                return false;
+        sheaf_recover_version(version->store, version);
+        version->counted = true;
+        return true;
 }
 
 static void count_anew(struct sheaf_version *version)
 {
         version->tally_count = 0;
         version->known = version->disk_chunks = version->disk_bytes = 0;
-        count_all(version);
+        version->counted_to = 0;
+        /* One that is being opened goes on from there. */
+        if (version->counted) {
+                version->counted = false;
+                sheaf_version_count(version, UINT64_MAX / 2);
+        }
 }
 
 void sheaf_versions_look(struct sheaf_store *store)
@@ -355,12 +378,11 @@ static void version_free(struct sheaf_version *version)
         free(version);
 }
 
-int sheaf_version_open(struct sheaf_store *store,
+int sheaf_version_prepare(struct sheaf_store *store,
         const struct sheaf_listing *listing, uint64_t group,
         struct sheaf_version **ret_version)
 {
         struct sheaf_version *version = sheaf_new(struct sheaf_version, 1);
-        char hex[33];
         int rc;
 
         if (!version)
@@ -373,21 +395,47 @@ int sheaf_version_open(struct sheaf_store *store,
         rc = index_chunks(version);
         if (!rc)
                 rc = sheaf_arrays_open(version);
-        if (!rc && !sheaf_group_get(store, group))
-                rc = -ENOMEM;
         if (rc) {
                 version_free(version);
                 return rc;
         }
-        count_all(version);
-        sheaf_recover_version(store, version);
+        *ret_version = version;
+        return 0;
+}
+
+void sheaf_version_discard(struct sheaf_version *version)
+{
+        version_free(version);
+}
+
+int sheaf_version_attach(struct sheaf_version *version)
+{
+        struct sheaf_store *store = version->store;
+        char hex[33];
+
+        if (!sheaf_group_get(store, version->group)) {
+                version_free(version);
+                return -ENOMEM;
+        }
         version->next = store->versions;
         store->versions = version;
         sheaf_version_hex(version->uuid, hex);
         sheaf_meta_version(store, hex);
         sheaf_space_meta(store);
-        *ret_version = version;
         return 0;
+}
+
+int sheaf_version_open(struct sheaf_store *store,
+        const struct sheaf_listing *listing, uint64_t group,
+        struct sheaf_version **ret_version)
+{
+        int rc = sheaf_version_prepare(store, listing, group, ret_version);
+
+        if (!rc)
+                rc = sheaf_version_attach(*ret_version);
+        if (!rc)
+                sheaf_version_count(*ret_version, UINT64_MAX / 2);
+        return rc;
 }
 
 void sheaf_version_close(struct sheaf_version *version)
@@ -434,38 +482,66 @@ static void *gone_listing(int dir_fd, size_t *ret_bytes)
         return map;
 }
 
-/* Drops plain files that only the removed version's listing names. */
-static void drop_plains(struct sheaf_store *store, void *map, size_t bytes)
-{
-        struct sheaf_guard_range *range = NULL;
-        struct sheaf_listing listing;
-
-        /* Zeros in place of what the disk does not give name no file. */
-        if (!sheaf_guard_range(map, bytes, -1, &range) &&
-                !sheaf_listing_open(map, bytes, true, &listing)) {
-                for (uint32_t i = 0; i < listing.file_count; i++) {
-                        const struct sheaf_listing_entry *e =
-                                &listing.entries[listing.files[i]];
-                        struct sheaf_plain *plain =
-                                e->size_bytes > SHEAF_CHUNK_BYTES_MAX
-                                        ? sheaf_plain_find(store, e->node)
-                                        : NULL;
-
-                        if (plain && !node_in_use(store, e->node))
-                                sheaf_plain_drop(store, plain);
-                }
-        }
-        sheaf_guard_range_end(range);
-        munmap(map, bytes);
-}
-
 struct removal {
         struct sheaf_disk_io io;
         struct sheaf_store *store;
         char name[64], gone[64];
-        void *listing; /* mapped, or NULL */
-        size_t listing_bytes;
+        uint64_t *nodes; /* of its files that have one of their own on disk */
+        size_t node_count;
 };
+
+/* Without memory they stay until others need their room. */
+static void note_nodes(
+        struct removal *removal, const struct sheaf_listing *listing)
+{
+        size_t count = 0;
+
+        for (uint32_t i = 0; i < listing->file_count; i++)
+                count += listing->entries[listing->files[i]].size_bytes >
+                         SHEAF_CHUNK_BYTES_MAX;
+        removal->nodes = sheaf_new(uint64_t, count + 1);
+        for (uint32_t i = 0; i < listing->file_count && removal->nodes; i++) {
+                const struct sheaf_listing_entry *e =
+                        &listing->entries[listing->files[i]];
+
+                if (e->size_bytes > SHEAF_CHUNK_BYTES_MAX &&
+                        removal->node_count < count)
+                        removal->nodes[removal->node_count++] = e->node;
+        }
+}
+
+/* Reads which files the removed version's listing names. The listing goes
+ * with its map: that takes its time, too. */
+static void read_gone(struct removal *removal, int dir_fd)
+{
+        struct sheaf_guard_range *range = NULL;
+        struct sheaf_listing listing;
+        size_t bytes;
+        void *map = gone_listing(dir_fd, &bytes);
+
+        if (!map)
+                return;
+        /* Zeros in place of what the disk does not give name no file. */
+        if (!sheaf_guard_range(map, bytes, -1, &range) &&
+                !sheaf_listing_open(map, bytes, true, &listing))
+                note_nodes(removal, &listing);
+        sheaf_guard_range_end(range);
+        munmap(map, bytes);
+}
+
+/* Drops plain files that only the removed version named. */
+static void drop_plains(const struct removal *removal)
+{
+        struct sheaf_store *store = removal->store;
+
+        for (size_t i = 0; i < removal->node_count; i++) {
+                uint64_t node = removal->nodes[i];
+                struct sheaf_plain *plain = sheaf_plain_find(store, node);
+
+                if (plain && !node_in_use(store, node))
+                        sheaf_plain_drop(store, plain);
+        }
+}
 
 /* The second half of removing. Any thread. */
 static int remove_gone(struct removal *removal)
@@ -478,7 +554,7 @@ static int remove_gone(struct removal *removal)
 
         if (dir_fd < 0)
                 return -errno;
-        removal->listing = gone_listing(dir_fd, &removal->listing_bytes);
+        read_gone(removal, dir_fd);
         for (size_t i = 0; i < SHEAF_ARRAY_LEN(names); i++)
                 unlinkat(dir_fd, names[i], 0);
         if (unlinkat(store_fd, removal->gone, AT_REMOVEDIR))
@@ -501,15 +577,14 @@ static void remove_done(struct sheaf_disk_io *io, int rc)
 {
         struct removal *removal = (struct removal *)io;
 
-        if (removal->listing)
-                drop_plains(removal->store, removal->listing,
-                        removal->listing_bytes);
+        drop_plains(removal);
         sheaf_meta_version(removal->store, removal->name + strlen("versions/"));
         sheaf_meta_version(removal->store, removal->gone + strlen("versions/"));
         sheaf_space_meta(removal->store);
         if (rc)
                 sheaf_log_rc(rc, SHEAF_LOG_WARN, "version_not_removed",
                         "name=%s", removal->name);
+        free(removal->nodes);
         free(removal);
 }
 
@@ -613,6 +688,25 @@ void sheaf_version_learn(struct sheaf_version *version, uint64_t chunk,
         /* Joins what another version has put on disk already. */
         if (sheaf_version_find(version, chunk, &place))
                 return;
+}
+
+void sheaf_version_inherit(struct sheaf_version *version, uint64_t chunk,
+        const struct sheaf_version *from, uint64_t from_chunk)
+{
+        const struct sheaf_digest *digest = &from->digests[from_chunk];
+
+        if (!sheaf_digest_known(digest))
+                return;
+        if (!sheaf_version_placed(from, from_chunk)) {
+                sheaf_version_learn(version, chunk, digest);
+                return;
+        }
+        /* Where it is need not be looked up again. */
+        sheaf_version_forget(version, chunk);
+        version->digests[chunk] = *digest;
+        version->known++;
+        sheaf_version_place(version, chunk, &from->places[from_chunk]);
+        version->dirty = true;
 }
 
 uint64_t sheaf_version_known(const struct sheaf_version *version)

@@ -91,7 +91,7 @@ static void job_free(struct listing_job *job)
         if (job->fresh && TAILQ_EMPTY(&ds->versions) && !ds->removed)
                 sheaf_registry_unrecord(ds);
         sheaf_close_p(&job->claim_fd);
-        sheaf_listing_block_clear(&job->block);
+        sheaf_listing_block_let_go(job->daemon->store, &job->block);
         free(job->pairs.pairs);
         if (job->record)
                 sheaf_record__version__free_unpacked(job->record, NULL);
@@ -235,7 +235,7 @@ static void job_kept(void *arg, int rc)
  * tree may have another path now. */
 static void job_keep(struct listing_job *job)
 {
-        sheaf_listing_block_clear(&job->block);
+        sheaf_listing_block_let_go(job->daemon->store, &job->block);
         if (job->before)
                 sheaf_registry_record(job->dataset, job_kept, job);
         else
@@ -302,6 +302,7 @@ static void check_work(uv_work_t *work)
                 job->prev_held ? &job->opening.version->fetch.listing : NULL,
                 job->record->serial, job->record->uuid.data, job->path,
                 &job->block, &job->pairs);
+        sheaf_close_p(&job->claim_fd);
         if (!job->rc)
                 job->rc = check_size(job, job->block.listing.chunk_count,
                         VERSION_QUARTERS, "of this version", "add less");
