@@ -10,7 +10,8 @@
  *  3 arrays that lost pages are written anew when their version is closed;
  *    until then what they learn lasts as long as the daemon
  *
- * Threads: sheaf_arrays_open() any, it blocks; the rest loop thread. */
+ * Threads: sheaf_arrays_open() any, it blocks, and so sheaf_arrays_close() of
+ * what is not attached; the rest loop thread. */
 #include "daemon/store/private.h"
 
 #include <fcntl.h>
@@ -221,16 +222,23 @@ static void part(struct sheaf_version *version, int *fd)
         sheaf_disk_submit(version->store->disk, io);
 }
 
+/* On the pool, where one that nobody knows may fail to open, at once. */
+static void let_go(struct sheaf_version *version, void *map, size_t bytes)
+{
+        if (version->attached)
+                sheaf_store_let_go(version->store, map, bytes, -1);
+        else if (map)
+                munmap(map, bytes);
+}
+
 void sheaf_arrays_close(struct sheaf_version *version)
 {
         if (version->digests && version->places)
                 heal(version);
         sheaf_guard_range_end(version->digests_range);
         sheaf_guard_range_end(version->places_range);
-        sheaf_store_let_go(
-                version->store, version->digests, version->digests_bytes, -1);
-        sheaf_store_let_go(
-                version->store, version->places, version->places_bytes, -1);
+        let_go(version, version->digests, version->digests_bytes);
+        let_go(version, version->places, version->places_bytes);
         part(version, &version->digests_fd);
         part(version, &version->places_fd);
 }

@@ -401,6 +401,7 @@ struct sheaf_version {
         uint64_t known, disk_chunks, disk_bytes;
         uint64_t counted_to;       /* chunks below are in these sums */
         bool counted;              /* all are */
+        bool attached;             /* the store knows it */
         struct sheaf_tally *tally; /* ascending numbers */
         uint32_t tally_count, tally_cap;
         bool foreign; /* has places in plain files of other nodes */

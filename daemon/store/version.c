@@ -417,6 +417,7 @@ int sheaf_version_attach(struct sheaf_version *version)
                 version_free(version);
                 return -ENOMEM;
         }
+        version->attached = true;
         version->next = store->versions;
         store->versions = version;
         sheaf_version_hex(version->uuid, hex);
