@@ -218,6 +218,8 @@ static void renew(struct sheaf_session *session)
         for (struct sheaf_dataset *d = session->datasets; d; d = d->next) {
                 sheaf_map_supersede(d);
                 d->past = (struct sheaf_stats){ 0 };
+                d->from_disk = d->from_origin = 0;
+                d->substituted = d->pace_wait_ns = 0;
                 d->state = SHEAF_OPEN_WANTED;
                 d->open_id = 0;
         }

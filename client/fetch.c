@@ -44,8 +44,11 @@ static int ask(struct sheaf_dataset *dataset, const uint64_t *items, size_t n,
         sheaf_map_count_miss(dataset, n, (uint64_t)(sheaf_now_ns() - began_ns));
         if (rc)
                 return rc;
-        if (ret_reply->env->body_case == SHEAF__ENVELOPE__BODY_FETCHED)
+        if (ret_reply->env->body_case == SHEAF__ENVELOPE__BODY_FETCHED) {
+                dataset->from_disk += ret_reply->env->fetched->from_disk;
+                dataset->from_origin += ret_reply->env->fetched->from_origin;
                 return 0;
+        }
         sheaf_wire_msg_free(ret_reply);
         return sheaf_error_set(
                 -EPROTO, "sheafd answered a fetch with another message");

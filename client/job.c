@@ -10,6 +10,8 @@
 
 /* Answers in turn that may want a bitmap: the daemon may restart between. */
 #define TRIES_MAX 5
+/* Between two looks whether a wait is to end. */
+#define STEP_SLICE_NS (100 * SHEAF_NS_PER_MS)
 
 /* ---- messages ---- */
 
@@ -53,6 +55,8 @@ static int take(struct sheaf_job *job, const struct sheaf_wire_msg *reply,
         ask->samples = bound->samples;
         ask->known = bound->known;
         ask->ahead = bound->ahead;
+        job->dataset->from_origin += bound->from_origin;
+        job->dataset->substituted += bound->replaced;
         if (bound->wait_ms)
                 atomic_store_explicit(&job->not_before_ns,
                         sheaf_now_ns() + bound->wait_ms * SHEAF_NS_PER_MS,
@@ -243,18 +247,24 @@ size_t sheaf_job_warning(
 /* ---- binding ---- */
 
 /* At most half of the call's time: it still has to bind. */
-static void keep_step(const struct sheaf_job *job, int64_t deadline_ns)
+static int keep_step(struct sheaf_job *job, int64_t deadline_ns)
 {
-        int64_t now_ns = sheaf_now_ns();
+        int64_t began_ns = sheaf_now_ns(), now_ns = began_ns;
         int64_t until_ns = SHEAF_MIN(
                 atomic_load_explicit(&job->not_before_ns, memory_order_relaxed),
                 now_ns + (deadline_ns - now_ns) / 2);
-        int64_t wait_ns = until_ns - now_ns;
-        struct timespec ts = { wait_ns / SHEAF_NS_PER_SEC,
-                wait_ns % SHEAF_NS_PER_SEC };
+        int rc = 0;
 
-        if (wait_ns > 0)
+        while (rc == 0 && now_ns < until_ns) {
+                struct timespec ts = { .tv_nsec = SHEAF_MIN(until_ns - now_ns,
+                                               STEP_SLICE_NS) };
+
                 nanosleep(&ts, NULL);
+                rc = sheaf_session_interrupted(job->dataset->session);
+                now_ns = sheaf_now_ns();
+        }
+        job->dataset->pace_wait_ns += (uint64_t)(now_ns - began_ns);
+        return rc;
 }
 
 /* One message's worth. */
@@ -291,7 +301,7 @@ int sheaf_job_bind(struct sheaf_job *job, uint64_t epoch, const uint32_t *slots,
         int rc = 0;
 
         if (job->options.pace)
-                keep_step(job, ask.deadline_ns);
+                rc = keep_step(job, ask.deadline_ns);
         for (size_t done = 0; !rc && done < n; done += SHEAF_JOB_SLOTS_MAX) {
                 ask.slots = slots + done;
                 ask.n = SHEAF_MIN(n - done, (size_t)SHEAF_JOB_SLOTS_MAX);

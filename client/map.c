@@ -185,6 +185,10 @@ void sheaf_stats(
                         &map->attach->pinner.grant_bytes, memory_order_relaxed);
         }
         sum.reconnects = session->reconnects;
+        sum.from_disk = dataset->from_disk;
+        sum.from_origin = dataset->from_origin;
+        sum.substituted = dataset->substituted;
+        sum.pace_wait_ns = dataset->pace_wait_ns;
         pthread_mutex_unlock(&session->lock);
         *ret_stats = sum;
 }

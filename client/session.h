@@ -105,7 +105,9 @@ struct sheaf_dataset {
         uint32_t owner_uid, domain_gid;
         struct sheaf_map *maps;  /* all, newest first */
         struct sheaf_stats past; /* of superseded meters */
-        uint64_t opens;          /* how often it was (re)opened */
+        /* Of sheaf_stats; any thread. */
+        _Atomic uint64_t from_disk, from_origin, substituted, pace_wait_ns;
+        uint64_t opens; /* how often it was (re)opened */
 };
 
 struct sheaf_session {

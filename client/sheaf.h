@@ -272,6 +272,12 @@ SHEAF_API size_t sheaf_job_warning(
 struct sheaf_stats {
         uint64_t hits, hit_bytes; /* chunks served from shared memory */
         uint64_t misses;          /* chunks that the daemon fetched for us */
+        /* Chunks that the daemon brought from its disk or from the origin for
+         * this process: that were missed, or belong to a slot when it was
+         * bound, and that nobody had asked for yet. By where they were then. */
+        uint64_t from_disk, from_origin;
+        uint64_t substituted; /* slots bound to another sample than their own */
+        uint64_t pace_wait_ns; /* time in which jobs with pacing held back */
         uint64_t copies, copy_bytes;
         uint64_t rechecks; /* pins lost to eviction and retried */
         uint64_t wait_ns;  /* time blocked on misses */

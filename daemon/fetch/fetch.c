@@ -175,6 +175,7 @@ int sheaf_fetch(struct sheaf_fetcher *fetcher, struct sheaf_fetch *fetch)
         struct sheaf_flight *f = flight_find(fetcher, fetch->version, chunk);
 
         fetch->flight = NULL;
+        fetch->joined = f != NULL;
         if (!f) {
                 int rc = flight_new(fetcher, fetch, &f);
 

@@ -80,6 +80,7 @@ struct sheaf_fetch {
         bool hint;     /* after everything that somebody waits for */
         bool durable;  /* done when on disk too (or refused there) */
         bool at_hand;  /* nothing is read for it: -EAGAIN, not in memory */
+        bool joined;   /* out: somebody had asked for that chunk before */
         /* rc 0: in the arena of @residence, and @bytes (until done returns)
          * are the chunk's; NULL when @durable alone was wished for and the
          * disk has it already. -ENOBUFS: verified, @bytes valid, but the arena

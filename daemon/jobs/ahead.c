@@ -46,6 +46,12 @@ static bool coming(const struct sheaf_jobs_cohort *cohort, uint32_t sample)
         return cohort->coming_bits[sample / 64] >> (sample % 64) & 1;
 }
 
+static bool chunk_here(const struct sheaf_jobs_cohort *cohort, uint64_t chunk)
+{
+        return sheaf_table_block(cohort->lodging->residence.table, chunk) ||
+               sheaf_version_placed(cohort->version->fetch.stored, chunk);
+}
+
 bool sheaf_jobs_here(void *arg, uint32_t sample)
 {
         const struct sheaf_jobs_cohort *cohort = arg;
@@ -55,8 +61,7 @@ bool sheaf_jobs_here(void *arg, uint32_t sample)
         if (coming(cohort, sample))
                 return true;
         for (uint64_t i = e->first_chunk; i < e->first_chunk + count; i++)
-                if (!sheaf_table_block(cohort->lodging->residence.table, i) &&
-                        !sheaf_version_placed(cohort->version->fetch.stored, i))
+                if (!chunk_here(cohort, i))
                         return false;
         return true;
 }
@@ -85,7 +90,7 @@ static void chunk_done(
                 end(sample);
 }
 
-void sheaf_jobs_fetch(
+uint32_t sheaf_jobs_fetch(
         struct sheaf_jobs_cohort *cohort, uint64_t lane, uint32_t sample)
 {
         struct sheaf_daemon *daemon = cohort->jobs->daemon;
@@ -95,13 +100,14 @@ void sheaf_jobs_fetch(
         uint64_t most = SHEAF_MIN(
                 AHEAD_BYTES_MAX, daemon->config->memory_bytes / AHEAD_SHARE);
         struct sheaf_coming *c;
+        uint32_t missing = 0;
 
         if (coming(cohort, sample) ||
                 cohort->coming_bytes + e->size_bytes > most)
-                return;
+                return 0;
         c = calloc(1, sizeof(*c) + count * sizeof(c->chunks[0]));
         if (!c)
-                return;
+                return 0;
         c->cohort = cohort;
         c->sample = sample;
         c->bytes = e->size_bytes;
@@ -112,6 +118,7 @@ void sheaf_jobs_fetch(
         cohort->coming_bytes += c->bytes;
         LIST_INSERT_HEAD(&cohort->coming, c, link);
         for (uint32_t i = 0; i < c->count; i++) {
+                missing += !chunk_here(cohort, e->first_chunk + i);
                 c->chunks[i].coming = c;
                 c->chunks[i].fetch = (struct sheaf_fetch){
                         .version = &cohort->version->fetch,
@@ -128,6 +135,7 @@ void sheaf_jobs_fetch(
         }
         if (--c->left == 0)
                 end(c);
+        return missing;
 }
 
 void sheaf_jobs_fetch_none(struct sheaf_jobs_cohort *cohort)

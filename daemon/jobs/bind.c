@@ -15,6 +15,7 @@
 
 #include "daemon/clock.h"
 
+#include <math.h>
 #include <stdio.h>
 
 void sheaf_bind_finish(struct sheaf_bind *bind, int rc, const char *why)
@@ -119,7 +120,8 @@ static int bind_slots(struct sheaf_live_job *job, struct sheaf_bind *bind,
                         return rc;
                 bind->slots[i] = sheaf_jobs_ordinal(job->cohort, bound.sample);
                 if (bound.fetch)
-                        sheaf_jobs_fetch(job->cohort, bind->lane, bound.sample);
+                        bind->from_origin += sheaf_jobs_fetch(
+                                job->cohort, bind->lane, bound.sample);
                 if (bound.mark)
                         bind->records[bind->record_count++] =
                                 sheaf_journal_mark(bound.mark);
@@ -131,8 +133,9 @@ static int bind_slots(struct sheaf_live_job *job, struct sheaf_bind *bind,
                 if (bound.replaced)
                         bind->records[bind->record_count++] =
                                 sheaf_journal_replaced(slot, bound.sample);
-                stats->replaced += bound.replaced;
+                bind->replaced += bound.replaced;
         }
+        stats->replaced += bind->replaced;
         stats->bound += fresh;
         if (bind->mode == SHEAF_BIND_STATE)
                 count_state(job, bind, fresh);
@@ -164,7 +167,7 @@ static void tell_ring(struct sheaf_jobs_cohort *cohort)
 }
 
 /* What the origin gives: measured while reads wait for it, else more than
- * anybody asks for. */
+ * anybody asks for; and which share needs no origin, whatever flows. */
 static void tell_supply(struct sheaf_jobs_cohort *cohort)
 {
         const SheafRecord__Version *record = cohort->version->record;
@@ -172,7 +175,7 @@ static void tell_supply(struct sheaf_jobs_cohort *cohort)
         double chunks = (double)SHEAF_MAX(record->chunks, UINT64_C(1));
         struct sheaf_origin_stats stats = { 0 };
         int64_t now_ns = sheaf_now_ns();
-        double passed_s, rate = 0;
+        double passed_s, cached, rate = 0;
         uint64_t bytes;
 
         passed_s = (double)(now_ns - cohort->supply_ns) / 1e9;
@@ -180,17 +183,18 @@ static void tell_supply(struct sheaf_jobs_cohort *cohort)
                 return;
         if (origin)
                 sheaf_origin_stats(origin, &stats);
-        if (stats.queued && cohort->supply_queued &&
+        if (stats.waits && cohort->supply_waits &&
                 stats.reads >= cohort->supply_reads)
                 rate = (double)(stats.reads - cohort->supply_reads) / passed_s *
                        (double)record->files / chunks;
         cohort->supply_ns = now_ns;
-        cohort->supply_queued = stats.queued;
+        cohort->supply_waits = stats.waits;
         cohort->supply_reads = stats.reads;
-        sheaf_cohort_set_supply(cohort->cohort, rate,
-                (double)sheaf_version_disk(
-                        cohort->version->fetch.stored, &bytes) /
-                        chunks);
+        sheaf_version_disk(cohort->version->fetch.stored, &bytes);
+        bytes = SHEAF_MAX(bytes,
+                sheaf_space_stock_bytes(cohort->lodging->residence.space));
+        cached = (double)bytes / (double)SHEAF_MAX(record->bytes, UINT64_C(1));
+        sheaf_cohort_set_supply(cohort->cohort, rate, fmin(cached, 1));
 }
 
 static int bind_now(struct sheaf_live_job *job, struct sheaf_bind *bind,
@@ -249,7 +253,8 @@ static void look(struct sheaf_live_job *job, struct sheaf_bind *bind,
                 bind->slots[i] = sheaf_jobs_ordinal(job->cohort, sample);
                 if (bind->mode == SHEAF_BIND_REPLAY &&
                         !sheaf_jobs_here(job->cohort, sample))
-                        sheaf_jobs_fetch(job->cohort, bind->lane, sample);
+                        bind->from_origin += sheaf_jobs_fetch(
+                                job->cohort, bind->lane, sample);
         }
 }
 

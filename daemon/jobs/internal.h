@@ -47,7 +47,8 @@ struct sheaf_jobs_cohort {
         uint64_t ring_bytes; /* that should flow */
         /* The origin, when it was looked at last. */
         int64_t supply_ns;
-        uint64_t supply_reads, supply_queued;
+        uint64_t supply_reads;
+        bool supply_waits;
         /* Samples that are being fetched for a bind. */
         uint64_t *coming_bits;
         LIST_HEAD(, sheaf_coming) coming;
@@ -235,8 +236,9 @@ uint32_t sheaf_jobs_ordinal(
         const struct sheaf_jobs_cohort *cohort, uint32_t sample);
 /* Whether @sample of the cohort @arg is cached, or on its way. */
 bool sheaf_jobs_here(void *arg, uint32_t sample);
-/* Fetches a sample that was bound and is not here, as far as there is room. */
-void sheaf_jobs_fetch(
+/* Fetches a sample that was bound and is not here, as far as there is room.
+ * Returns how many of its chunks are brought from the origin for that. */
+uint32_t sheaf_jobs_fetch(
         struct sheaf_jobs_cohort *cohort, uint64_t lane, uint32_t sample);
 void sheaf_jobs_fetch_none(struct sheaf_jobs_cohort *cohort);
 

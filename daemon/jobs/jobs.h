@@ -71,6 +71,8 @@ struct sheaf_bind {
         uint32_t samples;      /* out: of an epoch */
         uint32_t ahead;        /* out: the job's look-ahead, slots */
         bool known;            /* out, of a restore: the run is there */
+        uint32_t from_origin;  /* out: chunks whose fetch was begun */
+        uint32_t replaced;     /* out: slots that have not their target */
         char warning[SHEAF_BIND_WARNING_MAX]; /* out: for the user, or "" */
         /* private */
         TAILQ_ENTRY(sheaf_bind) link;

@@ -131,6 +131,7 @@ struct sheaf_origin_stats {
         uint64_t stuck;    /* processes that survive SIGKILL */
         int64_t silent_ns; /* of the request that waits longest; 0: none */
         bool held_off;     /* readers end before they answer */
+        bool waits;        /* more is asked for than is read at once */
         /* monotonic */
         uint64_t reads, bytes, errors, stale, timeouts, starts, abandoned;
         uint64_t read_ns_total;

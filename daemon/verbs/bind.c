@@ -56,6 +56,8 @@ static void done(struct sheaf_bind *bind, int rc, const char *why)
                 body.known = bind->known;
                 body.ahead = bind->ahead;
                 body.warning = bind->warning;
+                body.from_origin = bind->from_origin;
+                body.replaced = bind->replaced;
                 if (wait_ns > 0)
                         body.wait_ms = (uint32_t)SHEAF_MIN(
                                 (wait_ns + SHEAF_NS_PER_MS - 1) /

@@ -41,6 +41,7 @@ struct fetch_call {
         struct sheaf_lodging *lodging;
         uv_timer_t deadline;
         size_t size, count, left; /* asked for; filled in; not there yet */
+        uint32_t from_disk, from_origin; /* of those that are not */
         bool hint, copy, timed_out;
         struct sheaf_copy *made; /* for a copy */
         uint8_t *copy_map;
@@ -149,6 +150,8 @@ static void answer(struct fetch_call *call)
         body.failure = pointers;
         body.n_failure = n;
         body.copied = fd >= 0;
+        body.from_disk = call->from_disk;
+        body.from_origin = call->from_origin;
         env.id = call->call.id;
         env.body_case = SHEAF__ENVELOPE__BODY_FETCHED;
         env.fetched = &body;
@@ -261,6 +264,23 @@ static int items_fill(struct fetch_call *call, const Sheaf__Fetch *fetch)
         return 0;
 }
 
+/* Where an item is when it is asked for; what others wait for is theirs. */
+static void count_source(struct fetch_call *call, const struct item *item)
+{
+        const struct sheaf_fetch_version *version = item->fetch.version;
+        uint64_t chunk =
+                version->listing.entries[item->fetch.entry].first_chunk +
+                item->fetch.index;
+
+        if (item->fetch.joined ||
+                sheaf_table_block(item->fetch.residence->table, chunk))
+                return;
+        if (sheaf_version_placed(version->stored, chunk))
+                call->from_disk++;
+        else
+                call->from_origin++;
+}
+
 static void start(struct fetch_call *call, uint64_t deadline_ms)
 {
         call->left = call->count;
@@ -271,6 +291,8 @@ static void start(struct fetch_call *call, uint64_t deadline_ms)
 
                 if (rc)
                         item_done(&call->items[i].fetch, rc, NULL, NULL);
+                else
+                        count_source(call, &call->items[i]);
         }
 }
 

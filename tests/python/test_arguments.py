@@ -49,6 +49,8 @@ from torch.utils.data import DistributedSampler, Subset, random_split
         ({"pin_bytes": -1}, ValueError),
         ({"pin_bytes": "1M"}, TypeError),
         ({"replay": True}, ValueError),
+        ({"replay": 1, "job": "x"}, TypeError),
+        ({"pace": "no"}, TypeError),
     ],
     ids=str,
 )
@@ -66,6 +68,7 @@ def test_options_of_other_types(data: str, node: Node) -> None:
         seed=torch.tensor(3),
         timeout=numpy.float32(30),
         socket=Path(node.socket),
+        pace=numpy.bool_(False),
     )
     assert ds[sheaf.slots.base(0)].slot == 0
 

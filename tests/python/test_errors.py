@@ -324,6 +324,81 @@ def test_waits_hold_up_nothing_else(own: Node) -> None:
     assert number_of(bytes(ds[300])) == int(ds.files[300][-4:])
 
 
+def test_nobody_waits_for_anothers_call(own: Node) -> None:
+    """The daemon stands still while one thread opens with a long timeout and
+    another joins its job: calls of other Datasets end by their own timeouts,
+    all at once, and a child can be made."""
+    joins = sheaf.Dataset("data", timeout=120)
+    len(joins)
+    quick = [sheaf.Dataset("data", timeout=2) for _ in range(6)]
+    for ds in quick[:3]:
+        len(ds)
+    base, ends = sheaf.slots.base(0), []
+
+    def wait(ds: sheaf.Dataset, number: int) -> None:
+        try:
+            ds[number]
+        except OSError as error:
+            ends.append((time.monotonic(), type(error)))
+
+    slow = [
+        threading.Thread(target=wait, args=(sheaf.Dataset("data", timeout=120), 0)),
+        threading.Thread(target=wait, args=(joins, base)),
+    ]  # fmt: skip
+    threads = [threading.Thread(target=wait, args=(ds, base)) for ds in quick]
+    assert own.process
+    own.process.send_signal(signal.SIGSTOP)
+    try:
+        for thread in slow + threads:
+            thread.start()
+        child = os.fork()
+        if child == 0:
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        for thread in threads:
+            thread.join(60)
+        assert all(thread.is_alive() for thread in slow)
+    finally:
+        own.process.send_signal(signal.SIGCONT)
+        for thread in slow + threads:
+            thread.join()
+    assert [kind for _, kind in ends] == [TimeoutError] * 6
+    # One after the other it would be 10 s.
+    assert ends[-1][0] - ends[0][0] < 8, ends
+
+
+INTERPRETER = """
+import sheaf
+try:
+    import _interpreters as other
+except ImportError:
+    import _xxsubinterpreters as other
+assert len(sheaf.Dataset("data")) > 0
+number = other.create()
+text = "import sys; sys.path[:] = {path!r}\\nimport sheaf".format(
+    path=__import__("sys").path)
+try:
+    failed = other.run_string(number, text)
+except Exception as error:
+    failed = error
+assert "main interpreter only" in str(failed), failed
+other.destroy(number)
+assert len(bytes(sheaf.Dataset("data")[0])) > 0
+"""
+
+
+def test_other_interpreters_are_refused(own: Node) -> None:
+    """In words; the first one goes on. (Types would be shared by both, whose
+    objects are not.)"""
+    child = subprocess.run(
+        [sys.executable, "-c", INTERPRETER],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert child.returncode == 0, child.stderr
+
+
 HOLD = """
 import sheaf, sys, time
 ds = sheaf.Dataset("data")

@@ -14,7 +14,7 @@ import sheaf
 import torch
 from conftest import N, number_of
 from sheaf.stats import COUNTERS
-from torch.utils.data import DataLoader
+from torch.utils.data import BatchSampler, DataLoader
 
 
 def ids_of(batch: Any) -> list[int]:
@@ -306,6 +306,27 @@ def test_foreign_samplers_pass_through(data: str) -> None:
     assert epoch_of(sheaf.Loader(ds, batch_sampler=[[1, 2], [3]])) == [1, 2, 3]
     with pytest.raises(ValueError, match="shuffle"):
         sheaf.Loader(ds, 2, shuffle=True)
+    for options in ({"sampler": [1]}, {"drop_last": True}, {"batch_size": 2}):
+        with pytest.raises(ValueError, match="mutually exclusive"):
+            sheaf.Loader(ds, batch_sampler=[[1]], **options)
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_batches_of_slots_have_a_place(data: str, drop_last: bool) -> None:
+    """Made by torch's BatchSampler: a state, as without it."""
+
+    def loader() -> sheaf.Loader:
+        ds = sheaf.Dataset(data)
+        sampler = BatchSampler(sheaf.SlotSampler(ds), 10, drop_last)
+        return sheaf.Loader(ds, batch_sampler=sampler)
+
+    first, again = loader(), loader()
+    seen = [i for b in itertools.islice(first, 30) for i in ids_of(b)]
+    assert len(seen) == 300 and first.state_dict()["position"] == 300
+    again.load_state_dict(first.state_dict())
+    seen += epoch_of(again)
+    assert len(set(seen)) == len(seen) == (N // 10 * 10 if drop_last else N)
+    assert len(again) == (N // 10 if drop_last else -(-N // 10))
 
 
 def test_without_batches(data: str) -> None:

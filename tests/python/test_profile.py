@@ -48,6 +48,21 @@ class SlowFetch(sheaf.Dataset):
         return super()._fetch(indices)
 
 
+class HeldBack(sheaf.Dataset):
+    """Waits as one that is kept in step."""
+
+    waited = 0.0
+
+    def _fetch(self, indices: Any) -> Any:
+        begun = timing.now()
+        delay("pace")
+        self.waited += timing.now() - begun
+        return super()._fetch(indices)
+
+    def _held_back(self) -> float:
+        return self.waited
+
+
 def slow_collate(items: list[Any]) -> Any:
     delay("prep")
     return torch.tensor([item[0][0] for item in items])
@@ -68,15 +83,15 @@ def measure(loader: Any, computing: float = 0.0) -> Any:
     report = profiler.report()
     assert report.steps == STEPS
     total = report.fetch_s + report.prep_s + report.transfer_s
-    assert total == pytest.approx(report.wait_s)
+    assert total + report.pace_s == pytest.approx(report.wait_s)
     assert report.wait_s + report.compute_s == pytest.approx(report.seconds)
     return report
 
 
-@pytest.mark.parametrize("where", ["fetch", "prep", "compute"])
+@pytest.mark.parametrize("where", ["fetch", "prep", "compute", "pace"])
 def test_delay_is_found(files, where):
     """In the loop's own process: each within a tenth, the others small."""
-    kind = SlowFetch if where == "fetch" else sheaf.Dataset
+    kind = {"fetch": SlowFetch, "pace": HeldBack}.get(where, sheaf.Dataset)
     loader = sheaf.Loader(
         kind(files, decode="bytes"),
         batch_size=BATCH,
@@ -92,15 +107,16 @@ def test_delay_is_found(files, where):
             break
     error, report = min(found, key=lambda pair: pair[0])
     assert error < 0.1, found
-    for other in {"fetch", "prep", "compute"} - {where}:
+    for other in {"fetch", "prep", "compute", "pace"} - {where}:
         assert getattr(report, other + "_s") < slept[where] / 2
+    assert ("  pace " in str(report)) == (where == "pace")
     assert f"{STEPS} steps" in str(report)
 
 
-@pytest.mark.parametrize("where", ["fetch", "prep"])
+@pytest.mark.parametrize("where", ["fetch", "prep", "pace"])
 def test_delay_in_a_worker(files, where):
     """One worker that is slower than the loop: its own times say of what."""
-    kind = SlowFetch if where == "fetch" else sheaf.Dataset
+    kind = {"fetch": SlowFetch, "pace": HeldBack}.get(where, sheaf.Dataset)
     loader = sheaf.Loader(
         kind(files, decode="bytes"),
         batch_size=BATCH,
@@ -111,8 +127,8 @@ def test_delay_in_a_worker(files, where):
     # some were ready: a worker is two batches ahead when the loop begins
     found = getattr(report, where + "_s")
     assert found >= 0.9 * (STEPS - 3) * DELAY_S
-    other = report.prep_s if where == "fetch" else report.fetch_s
-    assert other < found / 4
+    for other in {"fetch", "prep", "pace"} - {where}:
+        assert getattr(report, other + "_s") < found / 4
     assert report.hits + report.misses == STEPS * BATCH
 
 

@@ -38,14 +38,56 @@ def test_a_second_job_has_hits(data: str, node: Node) -> None:
         del held, ds
 
 
+def test_where_samples_came_from(data: str, node: Node) -> None:
+    """From the origin, the daemon's disk or memory: each of the first two is
+    counted by one process alone, and all together it is what the daemon
+    read."""
+    tiers = ("hits", "from_disk", "from_origin")
+    base = sheaf.slots.base(0)
+
+    def read(name: str) -> list[float]:
+        ds = sheaf.Dataset(data, job=name)
+        ds.__getitems__([base + i for i in range(N)])
+        stats = ds.stats()
+        assert stats["hits"] + stats["misses"] == stats["samples"] == N
+        return [stats[tier] for tier in tiers]
+
+    node.sheaf("warmup", "--evict", data)
+    before = node.stat("origin.reads")
+    _, disk, origin = read("cold")
+    assert (disk, origin) == (0, N) == (0, node.stat("origin.reads") - before)
+    assert read("warm") == [N, 0, 0]
+    node.sheaf("warmup", "--disk", data)
+    node.sheaf("warmup", "--evict", "--memory", data)
+    assert read("from-disk")[1:] == [N, 0]
+    # Two out of step, cold: they share what either brings.
+    node.sheaf("warmup", "--evict", data)
+    before, replaced = node.stat("origin.reads"), node.stat("jobs.replaced")
+    pair = [sheaf.Dataset(data, job=f"pair-{i}") for i in "12"]
+    begun = [ds.stats() for ds in pair]
+    assert begun[0]["from_origin"] == 0
+    slots = [[base + (i + n // 2 * k) % n for i in range(n)]
+             for k, n in ((0, N), (1, N))]  # fmt: skip
+    for at in range(0, N, 17):
+        for ds, mine in zip(pair, slots):
+            ds.__getitems__(mine[at : at + 17])
+    # Counters are of all Datasets of a version in this process.
+    stats = pair[0].stats()
+    assert stats["from_origin"] == N == node.stat("origin.reads") - before
+    assert stats["substituted"] == node.stat("jobs.replaced") - replaced
+
+
 def test_pace_holds_back_who_leads(data: str) -> None:
-    """Of two jobs that are ahead of a third, slow one, that with pace waits."""
+    """Of two jobs that are ahead of a third, slow one, that with pace waits;
+    and what it waits is not counted as fetching."""
     base = sheaf.slots.base(0)
     last, free, paced = (
         sheaf.Dataset(data, job=f"pace-{name}", pace=name == "paced")
         for name in ("last", "free", "paced")
     )
     waited = {free: 0.0, paced: 0.0}
+    begun_s = sheaf.Dataset(data).stats()["pace_wait_s"]
+    assert begun_s == 0
     for ds in (free, paced, last):
         ds[base]
         if ds is last:
@@ -58,6 +100,9 @@ def test_pace_holds_back_who_leads(data: str) -> None:
             ds.__getitems__([base + 4 * turn + i for i in range(4)])
             waited[ds] += time.monotonic() - begun
         if waited[paced] > max(0.3, 4 * waited[free]):
+            stats = paced.stats()
+            assert stats["pace_wait_s"] > waited[paced] / 2
+            assert stats["fetch_s"] < waited[paced] / 2
             return
     raise AssertionError(f"waited {list(waited.values())}")
 

@@ -46,6 +46,13 @@ def text(name: str, value: Any, most: int) -> str:
     return value
 
 
+def flag(name: str, value: Any) -> bool:
+    """True or False; NumPy's are. TypeError: text would always be true."""
+    if type(value).__name__ not in ("bool", "bool_"):
+        raise TypeError(f"{name}={value!r}: True or False")
+    return bool(value)
+
+
 def function(name: str, value: Any) -> None:
     """A function, or None. TypeError."""
     if value is not None and not callable(value):

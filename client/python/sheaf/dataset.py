@@ -32,15 +32,21 @@ from .workers import Board
 ORDERS = {"shared": 0, "window": 1, "strict": 2}
 _SLOTS_MAX = (1 << 32) - 1
 
+# Never held while something is waited for: it is one for all Datasets.
 _lock = threading.RLock()
-
-
 _datasets: "weakref.WeakSet[Dataset]" = weakref.WeakSet()
+
+
+def _made(dataset: "Dataset") -> None:
+    with _lock:
+        _datasets.add(dataset)
 
 
 def _before_fork() -> None:
     # Workers cannot ask the process group what run they are of.
-    for dataset in list(_datasets):
+    with _lock:
+        datasets = list(_datasets)
+    for dataset in datasets:
         dataset._settle_name()
 
 
@@ -168,8 +174,8 @@ class Dataset:
         self._ids: array[int] | None = None  # of a subset, uint64
         self._sorted: array[int] | None = None  # the same in order, if asked
         self._subset: bytes | None = None  # the same as a bitmap
-        self._replay = replay
-        self._pace = pace
+        self._replay = checks.flag("replay", replay)
+        self._pace = checks.flag("pace", pace)
         self._job_name = job
         self._own_name = jobs.own_name()  # where one process is the run
         self._alone = False  # slots were served under that
@@ -179,18 +185,22 @@ class Dataset:
         self.next_epoch = 0  # that no sampler of this Dataset has begun
         self._fetch_s = self._prep_s = 0.0
         self._board: Board | None = None  # where a worker tells its counters
-        _datasets.add(self)
+        _made(self)
 
     # ---- opening ----
 
     def _open(self) -> Source:
         source = self._source
-        if source is None:
-            source = source_of(self._spec)
-            self._spec = source.spec
-            self._before = source.stats()
-            self._source = source
-        return source
+        if source is not None:
+            return source
+        opened = source_of(self._spec)
+        with _lock:
+            # Another thread may have opened another version meanwhile.
+            if self._source is None:
+                self._spec = opened.spec
+                self._before = opened.stats()
+                self._source = opened
+            return self._source
 
     def job_name(self, world: int = 0) -> str:
         """The run's name. ``world``: processes of the run, where the caller
@@ -208,7 +218,10 @@ class Dataset:
                     f"of {size}: start the process group first, or give "
                     "job=NAME"
                 )
-            self._job_name = jobs.shared_name(size)
+        name = jobs.shared_name(size)  # may ask another process
+        with _lock:
+            if self._job_name is None:
+                self._job_name = name
             return self._job_name
 
     def join(self, job: str) -> None:
@@ -245,21 +258,26 @@ class Dataset:
 
     def _open_job(self) -> _sheaf.Job:
         source = self._open()
+        name = self.job_name()
+        with _lock:
+            if self._job is not None:
+                return self._job
+            self._alone = name == self._own_name
+        job = _sheaf.Job(
+            source,
+            name,
+            order=ORDERS[self.order],
+            seed=self.seed if self.order != "shared" else 0,
+            window=self.window_slots(),
+            ahead=self.ahead,
+            check=self.check(),
+            subset=self._subset,
+            replay=self._replay,
+            pace=self._pace,
+        )
         with _lock:
             if self._job is None:
-                self._alone = self.job_name() == self._own_name
-                self._job = _sheaf.Job(
-                    source,
-                    self.job_name(),
-                    order=ORDERS[self.order],
-                    seed=self.seed if self.order != "shared" else 0,
-                    window=self.window_slots(),
-                    ahead=self.ahead,
-                    check=self.check(),
-                    subset=self._subset,
-                    replay=self._replay,
-                    pace=self._pace,
-                )
+                self._job = job
             return self._job
 
     def __getstate__(self) -> dict[str, Any]:
@@ -270,7 +288,7 @@ class Dataset:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        _datasets.add(self)
+        _made(self)
 
     # ---- what it is ----
 
@@ -348,7 +366,7 @@ class Dataset:
         part._job = None
         part.next_epoch = 0
         part._policy = Policy(self._policy.on_error)
-        _datasets.add(part)
+        _made(part)
         return part
 
     def _sorted_ids(self) -> "array[int] | None":
@@ -459,9 +477,10 @@ class Dataset:
         is no integer; OSError."""
         if self._board is not None:
             self._board.begin(self)
-        begun = timing.now()
+        begun, held = timing.now(), self._held_back()
         samples, failed = self._fetch(indices)
         fetched = timing.now()
+        paced = min(begun + self._held_back() - held, fetched)
         try:
             return self._items(samples, failed)
         except StopIteration as error:
@@ -471,10 +490,15 @@ class Dataset:
                 "StopIteration"
             ) from error
         finally:
-            self._prep_s += timing.note(begun, fetched) - fetched
-            self._fetch_s += fetched - begun
+            self._prep_s += timing.note(begun, paced, fetched) - fetched
+            self._fetch_s += fetched - paced
             if self._board is not None:
                 self._board.tell(self)
+
+    def _held_back(self) -> float:
+        """Seconds that this process waited to keep in step."""
+        source = self._source
+        return source.stats()["pace_wait_s"] if self._pace and source else 0.0
 
     def _items(
         self,
@@ -595,6 +619,11 @@ class Dataset:
         ``samples`` handed out, ``copied_samples`` of them private copies;
         ``hits`` and ``misses`` (pieces of up to 4 MiB that were, or were not,
         in memory), ``hit_bytes``; ``miss_wait_s`` spent waiting for misses;
+        ``from_disk`` and ``from_origin``: pieces that the daemon brought from
+        there for this process, when they were missed or, earlier, when a slot
+        was bound to them; what somebody had asked for already counts there
+        alone; ``substituted``: slots that were bound to another sample than
+        their own; ``pace_wait_s`` held back to keep in step (``pace``);
         ``origin_samples`` and ``origin_bytes`` that this process read from the
         origin itself, the daemon being lost ``daemon_losses`` times;
         ``replaced`` samples and ``quarantined`` ones; ``reconnects`` to the

@@ -8,7 +8,7 @@ import warnings
 from dataclasses import dataclass
 from typing import Any, Callable, Iterable, Iterator
 
-from torch.utils.data import DataLoader, Sampler
+from torch.utils.data import BatchSampler, DataLoader, Sampler
 
 from . import timing
 from .batches import collate
@@ -22,12 +22,20 @@ from .workers import Board
 _LIGHTNING = {"lightning.pytorch", "pytorch_lightning"}
 
 
+def _is_of_slots(batch_sampler: Any) -> bool:
+    """Whether it makes plain batches of a SlotSampler's slots."""
+    return type(batch_sampler) is BatchSampler and isinstance(
+        batch_sampler.sampler, SlotSampler
+    )
+
+
 class Loader(DataLoader[Any]):
     """``DataLoader(ds, sampler=SlotSampler(ds))`` that can be resumed.
 
     Arguments are DataLoader's but for ``shuffle`` (the order is the
     daemon's), and ``distributed`` and ``drop_last`` as SlotSampler's;
-    ``drop_last`` also drops a short last batch. A foreign ``sampler`` or
+    ``drop_last`` also drops a short last batch. A ``SlotSampler``, or torch's
+    ``BatchSampler`` of one, may be given. A foreign ``sampler`` or
     ``batch_sampler`` is taken as it is; the state is empty then.
 
     A pass begins, workers included, at the first batch that is taken of it,
@@ -45,13 +53,17 @@ class Loader(DataLoader[Any]):
         distributed: str | tuple[int, int] | None = "auto",
         drop_last: bool = False,
         sampler: Sampler[Any] | Iterable[Any] | None = None,
-        batch_sampler: Sampler[Any] | Iterable[Any] | None = None,
+        batch_sampler: Any = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         shuffle: bool | None = None,
         **options: Any,
     ) -> None:
         if shuffle:
             raise ValueError("no shuffle: Sheaf chooses the order itself")
+        if _is_of_slots(batch_sampler) and batch_size == 1 and not sampler:
+            # The same, and it can be resumed.
+            sampler, drop_last = batch_sampler.sampler, batch_sampler.drop_last
+            batch_size, batch_sampler = batch_sampler.batch_size, None
         if sampler is None and batch_sampler is None:
             sampler = SlotSampler(dataset, distributed, drop_last)
         if collate_fn is None and batch_size is not None:
@@ -64,13 +76,15 @@ class Loader(DataLoader[Any]):
         self._ended = Stats.fromkeys(COUNTERS, 0.0)  # by those before them
         self._waited = [0.0]
         self._turns = [0]  # passes begun, where they share workers
-        if batch_sampler is None:
-            options.update(
-                batch_size=batch_size, sampler=sampler, drop_last=drop_last
-            )
-        else:
-            options.update(batch_sampler=batch_sampler)
-        super().__init__(dataset, collate_fn=collate_fn, **options)  # type: ignore[arg-type]
+        super().__init__(
+            dataset,  # type: ignore[arg-type]
+            batch_size,
+            sampler=sampler,
+            batch_sampler=batch_sampler,
+            drop_last=drop_last,
+            collate_fn=collate_fn,
+            **options,
+        )
 
     def __iter__(self) -> Any:
         if self._slots is None:

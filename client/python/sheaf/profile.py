@@ -11,9 +11,9 @@
 A step is waiting for a batch and then computing on it. The wait is split by
 what the batch was going through meanwhile, as its reader noted it: *fetch*
 (bytes were brought), *prep* (decoded, transformed, collated) or *transfer*
-(on the way from a worker). While the batch was not even begun its worker was
-busy with others; that part counts as fetch and prep in the batch's own
-proportion.
+(on the way from a worker); *pace* is what a Dataset with ``pace`` was held
+back. While the batch was not even begun its worker was busy with others; that
+part counts as pace, fetch and prep in the batch's own proportion.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ class _Collate:
 class StallReport:
     """Figures of the steps that were measured; times in seconds.
 
-    ``wait_s`` is ``fetch_s + prep_s + transfer_s``; ``hits`` and ``misses``
-    are pieces of files that were, or were not, in memory.
+    ``wait_s`` is ``fetch_s + prep_s + transfer_s + pace_s``; ``hits`` and
+    ``misses`` are pieces of files that were, or were not, in memory.
     """
 
     steps: int = 0
@@ -80,6 +80,7 @@ class StallReport:
     fetch_s: float = 0.0
     prep_s: float = 0.0
     transfer_s: float = 0.0
+    pace_s: float = 0.0
     hits: float = 0.0
     misses: float = 0.0
     batch_size: int = 1
@@ -87,7 +88,7 @@ class StallReport:
     @property
     def wait_s(self) -> float:
         """Seconds in which the loop had nothing to compute on."""
-        return self.fetch_s + self.prep_s + self.transfer_s
+        return self.fetch_s + self.prep_s + self.transfer_s + self.pace_s
 
     @property
     def seconds(self) -> float:
@@ -107,7 +108,8 @@ class StallReport:
             f"{self.steps * self.batch_size / total:.0f} samples/s, "
             f"{100 * self.stall:.1f} % of it waiting for data"
         ]
-        for name in ("compute", "fetch", "prep", "transfer"):
+        parts = ("compute", "fetch", "prep", "transfer", "pace")
+        for name in parts if self.pace_s else parts[:-1]:
             part = getattr(self, name + "_s")
             lines.append(f"  {name:9} {part:9.3f} s {100 * part / total:5.1f} %")
         if asked:
@@ -173,14 +175,16 @@ class StallProfiler:
         self, timed: _Timed, asked: float, got: float, done: float
     ) -> None:
         r, t = self._report, timed.times
-        fetch = _overlap(asked, got, t.begun, t.fetched)
+        pace = _overlap(asked, got, t.begun, t.paced)
+        fetch = _overlap(asked, got, t.paced, t.fetched)
         prep = _overlap(asked, got, t.fetched, timed.collated)
         transfer = _overlap(asked, got, timed.collated, got)
         before = max(0.0, min(got, t.begun) - asked)
         if self._loader.num_workers and timed.collated > t.begun:
-            share = (t.fetched - t.begun) / (timed.collated - t.begun)
-            fetch += before * share
-            prep += before * (1 - share)
+            part = before / (timed.collated - t.begun)
+            pace += part * (t.paced - t.begun)
+            fetch += part * (t.fetched - t.paced)
+            prep += part * (timed.collated - t.fetched)
         else:
             transfer += before
         r.steps += 1
@@ -188,6 +192,7 @@ class StallProfiler:
         r.fetch_s += fetch
         r.prep_s += prep
         r.transfer_s += transfer
+        r.pace_s += pace
         r.hits += timed.hits
         r.misses += timed.misses
 

@@ -33,7 +33,7 @@ class Sample(_sheaf.SampleBase):
     pins the same shared memory again, and nothing is copied.
     """
 
-    __slots__ = ()
+    __slots__ = ("__weakref__",)
 
     @property
     def label(self) -> int:

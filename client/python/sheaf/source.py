@@ -85,10 +85,13 @@ def source_of(spec: Spec) -> Source:
     """The open version, opened if need be. OSError as libsheaf reports it."""
     with _lock:
         source = _sources.get(spec) if spec.uuid else None
-        if source is None:
-            source = _open(spec)
-            source = _sources.setdefault(source.spec, source)
+    if source is not None:
         return source
+    # Without the lock: nobody waits for another's daemon. Of several that open
+    # one version at once, all get the first one's.
+    opened = _open(spec)
+    with _lock:
+        return _sources.setdefault(opened.spec, opened)
 
 
 def samples_again(

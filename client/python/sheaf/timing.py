@@ -14,9 +14,11 @@ from typing import NamedTuple
 
 
 class Times(NamedTuple):
-    """Seconds: when the batch was begun, had its bytes, and was prepared."""
+    """Seconds: when the batch was begun, was no more held back to keep in
+    step, had its bytes, and was prepared."""
 
     begun: float
+    paced: float
     fetched: float
     prepared: float
 
@@ -25,10 +27,10 @@ _here = threading.local()
 now = time.monotonic
 
 
-def note(begun: float, fetched: float) -> float:
+def note(begun: float, paced: float, fetched: float) -> float:
     """A batch is prepared now, at the time that this gives."""
     prepared = now()
-    _here.times = Times(begun, fetched, prepared)
+    _here.times = Times(begun, paced, fetched, prepared)
     return prepared
 
 

@@ -338,15 +338,20 @@ static PyObject *stats(PyObject *object, PyObject *unused)
 
         (void)unused;
         sheaf_stats(self->link->dataset, &s);
-        return Py_BuildValue("{s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:d,s:K,s:K,s:K}",
+        return Py_BuildValue("{s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:d,"
+                             "s:d,s:K,s:K,s:K}",
                 "samples", (unsigned long long)self->samples, "copied_samples",
                 (unsigned long long)self->copies, "hits",
                 (unsigned long long)s.hits, "hit_bytes",
                 (unsigned long long)s.hit_bytes, "misses",
-                (unsigned long long)s.misses, "copies",
+                (unsigned long long)s.misses, "from_disk",
+                (unsigned long long)s.from_disk, "from_origin",
+                (unsigned long long)s.from_origin, "substituted",
+                (unsigned long long)s.substituted, "copies",
                 (unsigned long long)s.copies, "copy_bytes",
                 (unsigned long long)s.copy_bytes, "miss_wait_s",
-                (double)s.wait_ns * 1e-9, "pinned_bytes",
+                (double)s.wait_ns * 1e-9, "pace_wait_s",
+                (double)s.pace_wait_ns * 1e-9, "pinned_bytes",
                 (unsigned long long)s.pinned_bytes, "grant_bytes",
                 (unsigned long long)s.grant_bytes, "reconnects",
                 (unsigned long long)s.reconnects);
