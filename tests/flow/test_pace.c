@@ -7,7 +7,7 @@
 #include <criterion/criterion.h>
 
 #define BIG     160 /* of 1 MiB: nearly all bytes */
-#define SMALL   1200
+#define SMALL   2400
 #define FILES   (BIG + SMALL)
 #define LEAD    300 /* slots by which one job is ahead */
 #define ROUNDS  24

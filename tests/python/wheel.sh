@@ -1,12 +1,14 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 # What a wheel is made of, built where nothing is installed that only the
-# daemon, mounts and tests need (libuv, libfuse, LMDB, ...), and loaded by an
-# interpreter without torch.
+# daemon, mounts and tests need (libuv, libfuse, LMDB, ...), and what the package
+# does in an interpreter that has nothing else, torch neither.
 #
-#   wheel.sh SOURCE
+#   wheel.sh SOURCE PROGRAMS
+#
+# PROGRAMS: directories of sheafd, sheaf and the reader, as PATH has them.
 set -euo pipefail
-source=$1
+source=$1 programs=$2
 if ! python3 -c 'import sysconfig, os, sys
 sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))'; then
         echo "SKIP: wheel: no headers of python3 (python3-dev)"
@@ -43,8 +45,10 @@ cmake --build "$work/build" --target sheaf_python >"$work/log" 2>&1 ||
         failed
 cmake --install "$work/build" --component python --prefix "$work/site" \
         >/dev/null
-# without torch, of which the package's own modules make use
-PYTHONPATH=$work/site/sheaf python3 -c 'import _sheaf; _sheaf.Source'
+PATH=$programs:$PATH python3 -I -B -c 'import sys, runpy
+sys.path.insert(0, sys.argv[1])
+runpy.run_path(sys.argv[2], run_name="__main__")' \
+        "$work/site" "$source/tests/python/bare.py"
 for needless in daemon cachefs tools tests; do
         if [ -e "$work/build/$needless" ]; then
                 echo "FAIL: $needless is configured for a wheel"

@@ -15,7 +15,15 @@ import warnings
 import weakref
 import zlib
 from array import array
-from typing import Any, Callable, Iterable, Mapping, Sequence, SupportsIndex
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Callable,
+    Iterable,
+    Mapping,
+    Sequence,
+    SupportsIndex,
+)
 
 from . import _sheaf, checks, jobs, origin, timing
 from .decode import decoder_of
@@ -24,10 +32,12 @@ from .errors import JobError, StateError
 from .onerror import Failure, Policy
 from .augment import enter, key_of, leave, seeded
 from .sample import Sample
-from .slots import is_slot
-from .source import Source, Spec, samples_again, source_of
+from .slots import check_of, is_slot, slot_of
+from .source import Answer, Source, Spec, samples_again, source_of
 from .stats import Stats
-from .workers import Board
+
+if TYPE_CHECKING:
+    from .workers import Board  # which needs torch
 
 ORDERS = {"shared": 0, "window": 1, "strict": 2}
 _SLOTS_MAX = (1 << 32) - 1
@@ -184,7 +194,7 @@ class Dataset:
         self._job: _sheaf.Job | None = None
         self.next_epoch = 0  # that no sampler of this Dataset has begun
         self._fetch_s = self._prep_s = 0.0
-        self._board: Board | None = None  # where a worker tells its counters
+        self._board: "Board | None" = None  # where a worker tells its counters
         _made(self)
 
     # ---- opening ----
@@ -522,16 +532,43 @@ class Dataset:
         with seeded(key_of(self.seed, epoch, slot)):
             return self._prepare(samples, failed)
 
-    def _fetch(
-        self, indices: Sequence[SupportsIndex]
-    ) -> tuple[list[Any], list[tuple[int, int, int, int]]]:
+    def _fetch(self, indices: Sequence[SupportsIndex]) -> Answer:
         if self._lossy:
-            return origin.fetch(self, indices, Sample)
+            return self._open().from_somewhere(
+                lambda: self._ask(indices),
+                lambda: self._as_bound(indices),
+                Sample,
+            )
         return self._ask(indices)
 
-    def _ask(
-        self, indices: Sequence[SupportsIndex]
-    ) -> tuple[list[Any], list[tuple[int, int, int, int]]]:
+    def _as_bound(self, indices: Sequence[SupportsIndex]) -> "array[int]":
+        """(id, epoch, slot) of each, as the daemon would bind them; -1 for
+        None. For order "strict"."""
+        n, ids, ordered = len(self), self._ids, self._sorted_ids()
+        check = self.check()
+        numbers = array("q")
+        for given in indices:
+            index = operator.index(given)
+            if not is_slot(index):
+                if not -n <= index < n:
+                    raise IndexError(
+                        f"there are {n} samples, no sample {index}"
+                    )
+                id = index % n
+                numbers.extend((id if ids is None else ids[id], -1, -1))
+                continue
+            epoch, slot = slot_of(index)
+            if check_of(index) not in (0, check):
+                raise ValueError(
+                    f"slot {slot} is of another dataset, split or job"
+                )
+            sample = _sheaf.strict(n, self.seed, epoch, slot)
+            numbers.extend(
+                (sample if ordered is None else ordered[sample], epoch, slot)
+            )
+        return numbers
+
+    def _ask(self, indices: Sequence[SupportsIndex]) -> Answer:
         source = self._source or self._open()
         answer = source.batch(self._job, indices, Sample, self._ids)
         if answer is None:

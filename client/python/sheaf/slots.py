@@ -37,3 +37,8 @@ def slot_of(index: SupportsIndex) -> tuple[int, int]:
     if number >> 62 != 1:
         raise ValueError(f"{number} is a literal sample, not a slot")
     return number >> _EPOCH_SHIFT & (EPOCHS - 1), number & _SLOT_MASK
+
+
+def check_of(index: int) -> int:
+    """What a slot's index tells of its Dataset and job; 0: nothing."""
+    return index >> _CHECK_SHIFT & 255

@@ -12,9 +12,14 @@ import threading
 import time
 import weakref
 from array import array
-from typing import NamedTuple
+from typing import Any, Callable, NamedTuple, TypeVar
 
 from . import _sheaf, origin
+
+_S = TypeVar("_S", bound=_sheaf.SampleBase)
+# Samples, or an OSError in the place of each that failed, and (position, id,
+# epoch, slot) of those.
+Answer = tuple[list[Any], list[tuple[int, int, int, int]]]
 
 
 class Spec(NamedTuple):
@@ -38,6 +43,49 @@ class Source(_sheaf.Source):
     spec: Spec
     classes: list[str] | None
     loss: origin.Loss
+
+    def from_somewhere(
+        self,
+        ask: Callable[[], Answer],
+        numbers: Callable[[], "array[int]"],
+        cls: type[_S],
+    ) -> Answer:
+        """What ``ask()`` gives; from the origin what the daemon, being lost,
+        does not. ``numbers()`` are (id, epoch, slot) of all that is asked
+        for, -1 for None."""
+        if not self.loss.lasts(self):
+            try:
+                return self._mend(ask(), cls)
+            except OSError as error:
+                if not origin.is_gone(error):
+                    raise
+                self.loss.begins(self.spec.name, error)
+        return self._read(numbers(), cls)
+
+    def _read(self, numbers: "array[int]", cls: type[_S]) -> Answer:
+        samples, failed = self.from_origin(numbers, cls)
+        self.loss.samples += len(samples) - len(failed)
+        self.loss.bytes += sum(len(s) for s in samples if isinstance(s, cls))
+        return samples, failed
+
+    def _mend(self, answer: Answer, cls: type[_S]) -> Answer:
+        """The answer, those of its samples that failed since the daemon went
+        away read from the origin."""
+        samples, failed = answer
+        gone = [f for f in failed if samples[f[0]].errno in origin.GONE]
+        kept = [f for f in failed if samples[f[0]].errno not in origin.GONE]
+        if not gone:
+            self.loss.ended()
+            return answer
+        self.loss.begins(self.spec.name, samples[gone[0][0]])
+        numbers = array("q")
+        for _, id, epoch, slot in gone:
+            numbers.extend((id, epoch, slot))
+        again, still = self._read(numbers, cls)
+        for (position, *_), sample in zip(gone, again):
+            samples[position] = sample
+        kept += [(gone[at][0], id, epoch, slot) for at, id, epoch, slot in still]
+        return samples, kept
 
 
 _lock = threading.Lock()
@@ -101,7 +149,9 @@ def samples_again(
     of each, -1 for None. Raises the first failure."""
     source = source_of(spec)
     if spec.origin:
-        samples, failed = origin.again(source, numbers, cls)
+        samples, failed = source.from_somewhere(
+            lambda: source.again(numbers, cls), lambda: numbers, cls
+        )
     else:
         samples, failed = source.again(numbers, cls)
     if failed:
