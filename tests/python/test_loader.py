@@ -7,6 +7,7 @@ import gc
 import itertools
 import multiprocessing
 import time
+import warnings
 from typing import Any
 
 import pytest
@@ -327,6 +328,16 @@ def test_batches_of_slots_have_a_place(data: str, drop_last: bool) -> None:
     seen += epoch_of(again)
     assert len(set(seen)) == len(seen) == (N // 10 * 10 if drop_last else N)
     assert len(again) == (N // 10 if drop_last else -(-N // 10))
+
+
+def test_timeouts_that_hide_causes_warn(data: str) -> None:
+    ds = sheaf.Dataset(data, timeout=5)
+    with pytest.warns(RuntimeWarning, match="timeout=5 .* ends before"):
+        sheaf.Loader(ds, 16, num_workers=1, timeout=5)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        sheaf.Loader(ds, 16, num_workers=1, timeout=6)
+        sheaf.Loader(ds, 16)
 
 
 def test_without_batches(data: str) -> None:

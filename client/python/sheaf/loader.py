@@ -76,6 +76,15 @@ class Loader(DataLoader[Any]):
         self._ended = Stats.fromkeys(COUNTERS, 0.0)  # by those before them
         self._waited = [0.0]
         self._turns = [0]  # passes begun, where they share workers
+        limit = options.get("timeout", 0)
+        if 0 < limit <= getattr(dataset, "timeout", 0):
+            warnings.warn(
+                f"timeout={limit} of the Loader ends before that of its "
+                f"Dataset, {dataset.timeout:g} s, which would say what was "
+                "waited for",
+                RuntimeWarning,
+                stacklevel=2,
+            )
         super().__init__(
             dataset,  # type: ignore[arg-type]
             batch_size,

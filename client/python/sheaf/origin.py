@@ -75,5 +75,7 @@ class Loss:
         self._lost = False
 
     def renew(self) -> None:
-        """In a forked child: another thread may have held the lock."""
+        """In a forked child: another thread may have held the lock, and what
+        was counted is the parent's."""
         self._lock = threading.Lock()
+        self.losses = self.samples = self.bytes = 0
