@@ -75,23 +75,75 @@ static int tenancy_get(struct sheaf_reg_dataset *ds,
         return 0;
 }
 
-int sheaf_registry_lodge(struct sheaf_reg_version *version,
-        const struct sheaf_principal *who, struct sheaf_lodging **ret_lodging)
+/* Which arena is @who's of the dataset. */
+static enum sheaf_share domain_of(const struct sheaf_reg_dataset *ds,
+        const struct sheaf_principal *who, uint64_t *ret_id)
 {
-        struct sheaf_reg_dataset *ds = version->dataset;
         enum sheaf_share kind =
                 who->grant ? SHEAF_SHARE_GRANT : ds->record->share_kind;
-        uint64_t id = who->grant;
+
+        *ret_id = who->grant;
+        if (kind == SHEAF_SHARE_OWNER)
+                *ret_id = ds->record->owner_uid;
+        else if (kind == SHEAF_SHARE_GROUP)
+                *ret_id = ds->record->share_gid;
+        return kind;
+}
+
+bool sheaf_registry_lodges(const struct sheaf_reg_version *version,
+        const struct sheaf_principal *who)
+{
+        const struct sheaf_lodging *lodging;
+        uint64_t id;
+        enum sheaf_share kind = domain_of(version->dataset, who, &id);
+
+        LIST_FOREACH (lodging, &version->lodgings, link)
+                if (lodging->tenancy->domain->kind == kind &&
+                        lodging->tenancy->domain->id == id)
+                        return true;
+        return false;
+}
+
+static int lodging_new(struct sheaf_reg_version *version,
+        struct sheaf_tenancy *tenancy, struct sheaf_table_pages *pages,
+        struct sheaf_lodging **ret_lodging)
+{
+        struct sheaf_arena *arena = tenancy->domain->arena;
+        struct sheaf_lodging *lodging = sheaf_new(struct sheaf_lodging, 1);
+        uint64_t chunks = version->fetch.listing.chunk_count;
+        int rc;
+
+        if (!lodging)
+                return -ENOMEM;
+        lodging->tenancy = tenancy;
+        lodging->residence.arena = arena;
+        lodging->residence.space = tenancy->space;
+        rc = pages && pages->map
+                     ? sheaf_table_new_of(arena, version->record->serial,
+                               chunks, pages, &lodging->residence.table)
+                     : sheaf_table_new(arena, version->record->serial, chunks,
+                               &lodging->residence.table);
+        if (rc) {
+                free(lodging);
+                return rc;
+        }
+        LIST_INSERT_HEAD(&version->lodgings, lodging, link);
+        *ret_lodging = lodging;
+        return 0;
+}
+
+int sheaf_registry_lodge_of(struct sheaf_reg_version *version,
+        const struct sheaf_principal *who, struct sheaf_table_pages *pages,
+        struct sheaf_lodging **ret_lodging)
+{
+        struct sheaf_reg_dataset *ds = version->dataset;
         struct sheaf_domain *domain;
         struct sheaf_tenancy *tenancy;
         struct sheaf_lodging *lodging;
-        int rc;
+        uint64_t id;
+        enum sheaf_share kind = domain_of(ds, who, &id);
+        int rc = domain_get(ds->registry, kind, id, &domain);
 
-        if (kind == SHEAF_SHARE_OWNER)
-                id = ds->record->owner_uid;
-        else if (kind == SHEAF_SHARE_GROUP)
-                id = ds->record->share_gid;
-        rc = domain_get(ds->registry, kind, id, &domain);
         if (!rc)
                 rc = tenancy_get(ds, domain, &tenancy);
         if (rc)
@@ -102,21 +154,13 @@ int sheaf_registry_lodge(struct sheaf_reg_version *version,
                         return 0;
                 }
         }
-        lodging = sheaf_new(struct sheaf_lodging, 1);
-        if (!lodging)
-                return -ENOMEM;
-        lodging->tenancy = tenancy;
-        lodging->residence.arena = domain->arena;
-        lodging->residence.space = tenancy->space;
-        rc = sheaf_table_new(domain->arena, version->record->serial,
-                version->fetch.listing.chunk_count, &lodging->residence.table);
-        if (rc) {
-                free(lodging);
-                return rc;
-        }
-        LIST_INSERT_HEAD(&version->lodgings, lodging, link);
-        *ret_lodging = lodging;
-        return 0;
+        return lodging_new(version, tenancy, pages, ret_lodging);
+}
+
+int sheaf_registry_lodge(struct sheaf_reg_version *version,
+        const struct sheaf_principal *who, struct sheaf_lodging **ret_lodging)
+{
+        return sheaf_registry_lodge_of(version, who, NULL, ret_lodging);
 }
 
 void sheaf_lodging_use(struct sheaf_lodging *lodging, int delta)

@@ -41,6 +41,11 @@ struct sheaf_registry {
 
 /* registry_load.c */
 void sheaf_registry_slices_init(struct sheaf_registry *registry);
+/* The version is in memory and held for it: it is told, when there is a table
+ * for who asks. */
+void sheaf_registry_opened(struct sheaf_opening *opening);
+/* It is not told. */
+void sheaf_registry_forget_opening(struct sheaf_opening *opening);
 /* Reads a version that is not in memory; its openings are told. */
 SHEAF_MUST_CHECK int sheaf_registry_load(struct sheaf_reg_version *version);
 
@@ -67,6 +72,13 @@ bool sheaf_registry_evacuate(struct sheaf_reg_dataset *dataset);
 void sheaf_registry_moved(struct sheaf_reg_dataset *dataset);
 
 /* registry_domain.c */
+/* Whether the version has a table in @who's arena. */
+bool sheaf_registry_lodges(const struct sheaf_reg_version *version,
+        const struct sheaf_principal *who);
+/* As sheaf_registry_lodge(), of @pages (may be NULL) if it has to be made. */
+SHEAF_MUST_CHECK int sheaf_registry_lodge_of(struct sheaf_reg_version *version,
+        const struct sheaf_principal *who, struct sheaf_table_pages *pages,
+        struct sheaf_lodging **ret_lodging);
 /* Gives up the version's lodgings, or those of one tenancy; no flight uses
  * them. */
 void sheaf_registry_unlodge(

@@ -17,6 +17,7 @@
 #include <stdio.h>
 
 #define SLICE_NS      SHEAF_NS_PER_MS /* of a turn, for all that is under way */
+#define TABLE_AT_ONCE 65536           /* chunks */
 #define COUNT_STEP    512             /* chunks */
 #define INHERIT_STEP  256             /* files */
 #define INHERIT_PARTS 1024            /* of a file, in chunks */
@@ -100,9 +101,12 @@ static void load_end(struct load *load, int rc)
         while ((opening = TAILQ_FIRST(&v->openings))) {
                 TAILQ_REMOVE(&v->openings, opening, link);
                 opening->pending = false;
-                if (!rc)
+                if (rc) {
+                        opening->done(opening, rc);
+                } else {
                         v->handles++;
-                opening->done(opening, rc);
+                        sheaf_registry_opened(opening);
+                }
         }
 }
 
@@ -163,6 +167,83 @@ int sheaf_registry_load(struct sheaf_reg_version *v)
         v->load = SHEAF_LOADING;
         v->dataset->busy++;
         return 0;
+}
+
+/* ---- tables ---- */
+
+/* The table of a version in one arena, made on the pool. */
+struct sheaf_tabling {
+        uv_work_t work;
+        struct sheaf_reg_version *version;
+        struct sheaf_opening *opening; /* NULL: nobody waits any more */
+        struct sheaf_table_pages pages;
+        uint64_t chunks;
+        bool huge;
+};
+
+/* pool */
+static void table_work(uv_work_t *work)
+{
+        struct sheaf_tabling *t = work->data;
+
+        /* Without it the table is made, or fails, when it is asked for. */
+        if (sheaf_table_pages_new(t->chunks, t->huge, &t->pages))
+                t->pages.map = NULL;
+}
+
+static void table_done(uv_work_t *work, int status)
+{
+        struct sheaf_tabling *t = work->data;
+        struct sheaf_opening *opening = t->opening;
+        struct sheaf_lodging *lodging;
+
+        (void)status;
+        t->version->dataset->busy--;
+        if (opening)
+                (void)!sheaf_registry_lodge_of(
+                        t->version, opening->who, &t->pages, &lodging);
+        else
+                sheaf_registry_unhold(t->version);
+        sheaf_table_pages_free(&t->pages);
+        free(t);
+        if (!opening)
+                return;
+        opening->tabling = NULL;
+        opening->pending = false;
+        opening->done(opening, 0);
+}
+
+void sheaf_registry_opened(struct sheaf_opening *opening)
+{
+        struct sheaf_reg_version *v = opening->version;
+        struct sheaf_registry *registry = v->dataset->registry;
+        uint64_t chunks = v->fetch.listing.chunk_count;
+        struct sheaf_tabling *t = NULL;
+
+        if (opening->who && chunks > TABLE_AT_ONCE &&
+                !sheaf_registry_lodges(v, opening->who))
+                t = sheaf_new(struct sheaf_tabling, 1);
+        if (t) {
+                t->work.data = t;
+                t->version = v;
+                t->opening = opening;
+                t->chunks = chunks;
+                t->huge = sheaf_table_huge(registry->pool);
+                if (!uv_queue_work(
+                            registry->loop, &t->work, table_work, table_done)) {
+                        v->dataset->busy++;
+                        opening->tabling = t;
+                        opening->pending = true;
+                        return;
+                }
+                free(t);
+        }
+        opening->done(opening, 0);
+}
+
+void sheaf_registry_forget_opening(struct sheaf_opening *opening)
+{
+        sheaf_steal(&opening->tabling)->opening = NULL;
 }
 
 /* ---- publishing ---- */

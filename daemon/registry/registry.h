@@ -279,8 +279,11 @@ struct sheaf_reg_version *sheaf_registry_version(
 struct sheaf_opening {
         struct sheaf_reg_version *version;
         void (*done)(struct sheaf_opening *opening, int rc);
+        /* Who is to lodge then, or NULL: that will take no time. Stays. */
+        const struct sheaf_principal *who;
         TAILQ_ENTRY(sheaf_opening) link;
         bool pending;
+        struct sheaf_tabling *tabling; /* private */
 };
 void sheaf_registry_open(struct sheaf_opening *opening);
 void sheaf_registry_open_cancel(struct sheaf_opening *opening);

@@ -90,6 +90,7 @@ void sheaf_registry_open(struct sheaf_opening *opening)
         int rc;
 
         opening->pending = false;
+        opening->tabling = NULL;
         if (v->dataset->moving) {
                 opening->pending = true;
                 TAILQ_INSERT_TAIL(&v->openings, opening, link);
@@ -98,7 +99,7 @@ void sheaf_registry_open(struct sheaf_opening *opening)
         end_idle_starts(v);
         if (v->load == SHEAF_LOADED) {
                 v->handles++;
-                opening->done(opening, 0);
+                sheaf_registry_opened(opening);
                 return;
         }
         if (v->load == SHEAF_UNLOADED) {
@@ -131,8 +132,11 @@ void sheaf_registry_open_cancel(struct sheaf_opening *opening)
 {
         if (!opening->pending)
                 return;
-        TAILQ_REMOVE(&opening->version->openings, opening, link);
         opening->pending = false;
+        if (opening->tabling)
+                sheaf_registry_forget_opening(opening);
+        else
+                TAILQ_REMOVE(&opening->version->openings, opening, link);
 }
 
 void sheaf_registry_unhold(struct sheaf_reg_version *version)

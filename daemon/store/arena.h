@@ -150,6 +150,21 @@ void sheaf_arena_unhold(struct sheaf_arena *arena, sheaf_block block);
 /* @serial: of the version; every word starts 0. The memfd is sealed. */
 SHEAF_MUST_CHECK int sheaf_table_new(struct sheaf_arena *arena, uint64_t serial,
         uint64_t chunk_count, struct sheaf_table **ret_table);
+/* The memory of a table, made ahead: for a million chunks it takes its time.
+ * @chunk_count, @huge (sheaf_table_huge) as the table's. Any thread; blocks. */
+struct sheaf_table_pages {
+        void *map; /* NULL: none */
+        uint64_t bytes;
+        int fd;
+};
+SHEAF_MUST_CHECK int sheaf_table_pages_new(
+        uint64_t chunk_count, bool huge, struct sheaf_table_pages *ret_pages);
+void sheaf_table_pages_free(struct sheaf_table_pages *pages);
+bool sheaf_table_huge(const struct sheaf_arena_pool *pool);
+/* As sheaf_table_new(); takes @pages, which were made for it, on success. */
+SHEAF_MUST_CHECK int sheaf_table_new_of(struct sheaf_arena *arena,
+        uint64_t serial, uint64_t chunk_count, struct sheaf_table_pages *pages,
+        struct sheaf_table **ret_table);
 /* Kills the table's words; blocks that no other table names are released. */
 void sheaf_table_free(struct sheaf_table *table);
 int sheaf_table_fd(const struct sheaf_table *table);

@@ -36,41 +36,66 @@ static int table_id(struct sheaf_arena *arena, uint16_t *ret_id)
         return 0;
 }
 
-int sheaf_table_new(struct sheaf_arena *arena, uint64_t serial,
-        uint64_t chunk_count, struct sheaf_table **ret_table)
+bool sheaf_table_huge(const struct sheaf_arena_pool *pool)
 {
-        sheaf_autofree struct sheaf_table *table = NULL;
-        void *map = NULL;
+        return pool->pages != SHEAF_PAGES_SMALL;
+}
+
+int sheaf_table_pages_new(
+        uint64_t chunk_count, bool huge, struct sheaf_table_pages *ret_pages)
+{
+        struct sheaf_table_pages pages = { .fd = -1 };
         int rc;
 
         if (chunk_count >= SHEAF_NONE)
                 return -EFBIG;
-        table = sheaf_new(struct sheaf_table, 1);
+        pages.bytes = sheaf_table_bytes(chunk_count);
+        /* A large table is read at random. */
+        huge &= pages.bytes >= 2 * SHEAF_HUGE_BYTES;
+        if (pages.bytes >= 2 * SHEAF_HUGE_BYTES)
+                pages.bytes = sheaf_round_up(pages.bytes, SHEAF_HUGE_BYTES);
+        rc = sheaf_extent_memfd(
+                "sheaf-table", pages.bytes, true, &pages.fd, &pages.map);
+        if (rc < 0)
+                return rc;
+        if (huge)
+                (void)sheaf_pages_collapse(pages.map, pages.bytes);
+        /* Readers of holes would make pages, and pay for them. */
+        if (madvise(pages.map, pages.bytes, MADV_POPULATE_WRITE))
+                memset(pages.map, 0, pages.bytes);
+        *ret_pages = pages;
+        return 0;
+}
+
+void sheaf_table_pages_free(struct sheaf_table_pages *pages)
+{
+        if (!pages->map)
+                return;
+        munmap(pages->map, pages->bytes);
+        close(pages->fd);
+        pages->map = NULL;
+}
+
+int sheaf_table_new_of(struct sheaf_arena *arena, uint64_t serial,
+        uint64_t chunk_count, struct sheaf_table_pages *pages,
+        struct sheaf_table **ret_table)
+{
+        sheaf_autofree struct sheaf_table *table =
+                sheaf_new(struct sheaf_table, 1);
+        int rc;
+
         if (!table)
                 return -ENOMEM;
         table->arena = arena;
         table->chunk_count = chunk_count;
-        table->map_bytes = sheaf_table_bytes(chunk_count);
-        /* A large table is read at random. */
-        if (table->map_bytes >= 2 * SHEAF_HUGE_BYTES)
-                table->map_bytes =
-                        sheaf_round_up(table->map_bytes, SHEAF_HUGE_BYTES);
         rc = table_id(arena, &table->id);
         if (rc < 0)
                 return rc;
-        rc = sheaf_extent_memfd(
-                "sheaf-table", table->map_bytes, true, &table->fd, &map);
-        if (rc < 0)
-                return rc;
-        if (table->map_bytes >= 2 * SHEAF_HUGE_BYTES &&
-                arena->pool->pages != SHEAF_PAGES_SMALL)
-                (void)sheaf_pages_collapse(map, table->map_bytes);
-        /* Readers of holes would make pages, and pay for them. */
-        if (madvise(map, table->map_bytes, MADV_POPULATE_WRITE))
-                memset(map, 0, table->map_bytes);
-        table->header = map;
-        table->words =
-                (_Atomic uint64_t *)((uint8_t *)map + SHEAF_TABLE_WORDS_OFFSET);
+        table->map_bytes = pages->bytes;
+        table->fd = pages->fd;
+        table->header = sheaf_steal(&pages->map);
+        table->words = (_Atomic uint64_t *)((uint8_t *)table->header +
+                                            SHEAF_TABLE_WORDS_OFFSET);
         *table->header = (struct sheaf_table_header){
                 .magic = SHEAF_TABLE_MAGIC,
                 .layout = SHEAF_SHM_LAYOUT,
@@ -82,6 +107,20 @@ int sheaf_table_new(struct sheaf_arena *arena, uint64_t serial,
         arena->table_count++;
         *ret_table = sheaf_steal(&table);
         return 0;
+}
+
+int sheaf_table_new(struct sheaf_arena *arena, uint64_t serial,
+        uint64_t chunk_count, struct sheaf_table **ret_table)
+{
+        struct sheaf_table_pages pages;
+        int rc = sheaf_table_pages_new(
+                chunk_count, sheaf_table_huge(arena->pool), &pages);
+
+        if (rc < 0)
+                return rc;
+        rc = sheaf_table_new_of(arena, serial, chunk_count, &pages, ret_table);
+        sheaf_table_pages_free(&pages);
+        return rc;
 }
 
 int sheaf_table_fd(const struct sheaf_table *table)

@@ -198,10 +198,15 @@ static void census_step(struct sheaf_chore *chore)
                         sheaf_chore_stop(chore); /* late_done goes on */
                         return;
                 }
-                if (sheaf_walk_next(&c->walk, &entry, &index)) {
+                switch (sheaf_walk_next(&c->walk, &entry, &index)) {
+                case SHEAF_WALK_CHUNK:
                         if (!wait_for(c, entry, index))
                                 look_at(c, entry, index);
                         continue;
+                case SHEAF_WALK_ON:
+                        return;
+                case SHEAF_WALK_END:
+                        break;
                 }
                 sheaf_chore_stop(chore);
                 c->walked = true;

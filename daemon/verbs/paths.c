@@ -6,6 +6,7 @@
 #include "daemon/verbs/paths.h"
 
 #define PREPARE_STEP 1024
+#define PASSED_STEP  1024
 
 static bool marked(const uint8_t *bits, uint32_t i)
 {
@@ -97,14 +98,17 @@ void sheaf_walk_end(struct sheaf_walk *walk)
         walk->wanted = NULL;
 }
 
-bool sheaf_walk_next(
+enum sheaf_walked sheaf_walk_next(
         struct sheaf_walk *walk, uint32_t *ret_entry, uint32_t *ret_index)
 {
         const struct sheaf_listing *l = walk->listing;
 
-        for (; walk->file < l->file_count; walk->file++, walk->index = 0) {
+        for (int n = 0; walk->file < l->file_count;
+                n++, walk->file++, walk->index = 0) {
                 uint32_t entry = l->files[walk->file];
 
+                if (n == PASSED_STEP)
+                        return SHEAF_WALK_ON;
                 if (walk->index == 0 && !takes(walk, entry))
                         continue;
                 if (walk->index >=
@@ -112,7 +116,7 @@ bool sheaf_walk_next(
                         continue;
                 *ret_entry = entry;
                 *ret_index = walk->index++;
-                return true;
+                return SHEAF_WALK_CHUNK;
         }
-        return false;
+        return SHEAF_WALK_END;
 }

@@ -26,8 +26,13 @@ void sheaf_walk_end(struct sheaf_walk *walk);
 /* Before the first chunk, until it is true: marks and counts, some 10 us. */
 bool sheaf_walk_prepare(struct sheaf_walk *walk);
 
-/* Next chunk; false at the end. Hard links are visited once. */
-bool sheaf_walk_next(
+enum sheaf_walked {
+        SHEAF_WALK_END = 0,
+        SHEAF_WALK_CHUNK,
+        SHEAF_WALK_ON, /* no chunk yet: so many files were passed over */
+};
+/* The next chunk. Hard links are visited once. */
+enum sheaf_walked sheaf_walk_next(
         struct sheaf_walk *walk, uint32_t *ret_entry, uint32_t *ret_index);
 
 #endif

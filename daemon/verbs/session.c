@@ -393,6 +393,7 @@ void sheaf_verb_open_dataset(
         open_call->map = open->map;
         open_call->opening.version = version;
         open_call->opening.done = opened;
+        open_call->opening.who = open->map ? &conn->who : NULL;
         sheaf_registry_open(&open_call->opening);
 }
 

@@ -404,13 +404,17 @@ static void audit_step(struct sheaf_chore *chore)
         }
         for (int n = 0; n < STEP_CHUNKS; n++) {
                 struct audit_slot *slot = free_slot(a);
+                enum sheaf_walked walked;
                 uint32_t entry, index;
 
                 if (!slot) {
                         sheaf_chore_stop(chore); /* slot_done goes on */
                         return;
                 }
-                if (!sheaf_walk_next(&a->walk, &entry, &index)) {
+                walked = sheaf_walk_next(&a->walk, &entry, &index);
+                if (walked == SHEAF_WALK_ON)
+                        return;
+                if (walked == SHEAF_WALK_END) {
                         a->walked = true;
                         sheaf_chore_stop(chore);
                         if (!a->under_way)

@@ -336,16 +336,20 @@ static int start_chunk(struct tour *t, uint32_t entry, uint32_t index)
         return 0;
 }
 
-/* The next chunk. 1; 0: none for now, chunk_done or the timer goes on;
- * -errno. */
+/* The next chunk. 1; 0: none for now, chunk_done or the timer goes on; more:
+ * none yet; -errno. */
 static int take_chunk(struct tour *t)
 {
         uint32_t entry, index;
+        enum sheaf_walked walked;
         int rc;
 
         if (window_full(t) || !rate_allows(t))
                 return 0;
-        if (!sheaf_walk_next(&t->walk, &entry, &index)) {
+        walked = sheaf_walk_next(&t->walk, &entry, &index);
+        if (walked == SHEAF_WALK_ON)
+                return SHEAF_WALK_ON;
+        if (walked == SHEAF_WALK_END) {
                 t->walked = true;
                 return 0;
         }
@@ -464,6 +468,7 @@ static void tour_begin(struct sheaf_conn *conn, struct sheaf_wire_msg *msg,
         t->timer.data = t;
         t->opening.version = sheaf_registry_version(ds, NULL);
         t->opening.done = tour_opened;
+        t->opening.who = seal ? NULL : &conn->who;
         if (t->opening.version)
                 sheaf_registry_open(&t->opening);
         else

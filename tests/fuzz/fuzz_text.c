@@ -52,7 +52,8 @@ static void walk(const struct sheaf_listing *listing,
         sheaf_autofree uint8_t *passed = calloc(1, listing->chunk_count + 1);
         struct sheaf_walk walk;
         uint32_t entry, index;
-        uint64_t chunks = 0;
+        enum sheaf_walked walked;
+        uint64_t chunks = 0, chunk;
         size_t bad = count;
 
         fuzz_must(passed);
@@ -62,9 +63,10 @@ static void walk(const struct sheaf_listing *listing,
         }
         while (!sheaf_walk_prepare(&walk))
                 ;
-        while (sheaf_walk_next(&walk, &entry, &index)) {
-                uint64_t chunk = listing->entries[entry].first_chunk + index;
-
+        while ((walked = sheaf_walk_next(&walk, &entry, &index))) {
+                if (walked == SHEAF_WALK_ON)
+                        continue;
+                chunk = listing->entries[entry].first_chunk + index;
                 fuzz_must(sheaf_listing_is_file(listing, entry));
                 fuzz_must(chunk < listing->chunk_count && !passed[chunk]++);
                 chunks++;

@@ -72,6 +72,7 @@ static uint64_t walk(size_t count, const char *const *paths)
         struct sheaf_walk w;
         uint32_t entry, index;
         uint64_t chunks = 0, bytes = 0;
+        enum sheaf_walked walked;
         size_t bad;
 
         for (size_t i = 0; i < count; i++)
@@ -80,7 +81,9 @@ static uint64_t walk(size_t count, const char *const *paths)
         cr_assert_eq(sheaf_walk_begin(&w, &listing, count, data, &bad), 0);
         while (!sheaf_walk_prepare(&w))
                 ;
-        while (sheaf_walk_next(&w, &entry, &index)) {
+        while ((walked = sheaf_walk_next(&w, &entry, &index))) {
+                if (walked == SHEAF_WALK_ON)
+                        continue;
                 chunks++;
                 bytes += sheaf_listing_chunk_len(&listing, entry, index);
         }
