@@ -18,6 +18,7 @@ FILES = 128
 BATCH = 4
 STEPS = 12
 DELAY_S = 0.04
+TRIES = 12  # on a machine that others use; one is enough on an idle one
 
 # What was slept for really: a loaded machine sleeps longer.
 slept: dict[str, float] = {}
@@ -97,18 +98,18 @@ def test_delay_is_found(files, where):
         batch_size=BATCH,
         collate_fn=slow_collate if where == "prep" else plain_collate,
     )
-    # A loaded machine may stop anybody anywhere: the best of some.
+    others = {"fetch", "prep", "compute", "pace"} - {where}
+    # A loaded machine may stop anybody anywhere: one of some.
     found = []
-    for _ in range(5):
+    for _ in range(TRIES):
         report = measure(loader, DELAY_S if where == "compute" else 0.0)
-        part = getattr(report, where + "_s")
-        found.append((abs(part / slept[where] - 1), report))
-        if found[-1][0] < 0.1:
+        error = abs(getattr(report, where + "_s") / slept[where] - 1)
+        most = max(getattr(report, other + "_s") for other in others)
+        found.append((error, report))
+        if error < 0.1 and most < slept[where] / 2:
             break
-    error, report = min(found, key=lambda pair: pair[0])
-    assert error < 0.1, found
-    for other in {"fetch", "prep", "compute", "pace"} - {where}:
-        assert getattr(report, other + "_s") < slept[where] / 2
+    else:
+        raise AssertionError(found)
     assert ("  pace " in str(report)) == (where == "pace")
     assert f"{STEPS} steps" in str(report)
 
@@ -124,16 +125,17 @@ def test_delay_in_a_worker(files, where):
         collate_fn=slow_collate if where == "prep" else plain_collate,
     )
     others = {"fetch", "prep", "pace"} - {where}
-    # A loaded machine takes its time for all: the best of some.
-    for _ in range(5):
+    reports = []
+    for _ in range(TRIES):
         report = measure(loader)
+        reports.append(report)
+        part = getattr(report, where + "_s")
+        most = max(getattr(report, other + "_s") for other in others)
         # some were ready: a worker is two batches ahead when the loop begins
-        found = getattr(report, where + "_s")
-        assert found >= 0.9 * (STEPS - 3) * DELAY_S
-        if all(getattr(report, other + "_s") < found / 4 for other in others):
+        if part >= 0.9 * (STEPS - 3) * DELAY_S and most < part / 4:
             break
     else:
-        raise AssertionError(report)
+        raise AssertionError(reports)
     assert report.hits + report.misses == STEPS * BATCH
 
 
