@@ -39,13 +39,23 @@ int sheaf_file_enter(struct sheaf_store *store, struct sheaf_file *file,
         return 0;
 }
 
+int sheaf_file_take(struct sheaf_store *store, struct sheaf_file *file)
+{
+        int fd = file->fd;
+
+        if (fd < 0)
+                return -1;
+        unlink_idle(file);
+        file->fd = -1;
+        store->files_open--;
+        return fd;
+}
+
 void sheaf_file_shut(struct sheaf_store *store, struct sheaf_file *file)
 {
-        if (file->fd < 0)
-                return;
-        unlink_idle(file);
-        sheaf_close_p(&file->fd);
-        store->files_open--;
+        int fd = sheaf_file_take(store, file);
+
+        sheaf_close_p(&fd);
 }
 
 void sheaf_file_leave(struct sheaf_store *store, struct sheaf_file *file)

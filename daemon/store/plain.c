@@ -6,7 +6,7 @@
  *  2 places carry the generation that the file got when it was made, so a
  *    file that is made again satisfies no old place
  *  3 a file leaves whole; while it is read or leased it lives on without a
- *    name, and its bytes stay counted
+ *    name, and its bytes stay counted; many leave on the pool (leave.c)
  *  4 the mark of a checked file is set by plain_check.c only, and any write
  *    takes it away first */
 #include "daemon/store/private.h"
@@ -82,24 +82,31 @@ void sheaf_plain_leave(struct sheaf_store *store, struct sheaf_plain *plain)
                 at = &(*at)->next;
         *at = plain->next;
         store->doomed_bytes -= plain->disk_bytes;
+        sheaf_leave_ended(store, plain);
         plain_free(store, plain);
 }
 
-void sheaf_plain_drop(struct sheaf_store *store, struct sheaf_plain *plain)
+void sheaf_plain_unlink(const struct sheaf_store *store, uint64_t node)
+{
+        char name[48];
+
+        /* The map first: without it the file is only a leftover. */
+        sheaf_plain_name(node, ".map", name);
+        unlinkat(store->dir_fd, name, 0);
+        sheaf_plain_name(node, "", name);
+        unlinkat(store->dir_fd, name, 0);
+}
+
+/* All but the names; the caller has one use of it. */
+static void doom(struct sheaf_store *store, struct sheaf_plain *plain)
 {
         struct sheaf_plain **at = bucket(store, plain->node);
-        char name[48];
 
         for (struct sheaf_version *v = store->versions; v; v = v->next)
                 sheaf_version_plain_gone(v, plain->node);
         while (*at != plain)
                 at = &(*at)->next;
         *at = plain->next;
-        /* The map first: without it the file is only a leftover. */
-        sheaf_plain_name(plain->node, ".map", name);
-        unlinkat(store->dir_fd, name, 0);
-        sheaf_plain_name(plain->node, "", name);
-        unlinkat(store->dir_fd, name, 0);
         store->stats.chunks -= plain->present;
         for (uint64_t i = 0; i < plain->chunk_count; i++) {
                 if (sheaf_digest_known(&plain->digests[i]))
@@ -113,7 +120,20 @@ void sheaf_plain_drop(struct sheaf_store *store, struct sheaf_plain *plain)
         store->plains_doomed = plain;
         store->doomed_bytes += plain->disk_bytes;
         plain->busy++;
+}
+
+void sheaf_plain_drop(struct sheaf_store *store, struct sheaf_plain *plain)
+{
+        sheaf_plain_unlink(store, plain->node);
+        doom(store, plain);
         sheaf_plain_leave(store, plain);
+}
+
+void sheaf_plain_drop_later(
+        struct sheaf_store *store, struct sheaf_plain *plain)
+{
+        doom(store, plain);
+        sheaf_leave_add(store, plain);
 }
 
 void sheaf_plain_drop_group(struct sheaf_store *store, uint64_t group)
@@ -125,7 +145,7 @@ void sheaf_plain_drop_group(struct sheaf_store *store, uint64_t group)
                         struct sheaf_plain *next = plain->next;
 
                         if (plain->group == group)
-                                sheaf_plain_drop(store, plain);
+                                sheaf_plain_drop_later(store, plain);
                         plain = next;
                 }
         }
@@ -363,8 +383,15 @@ static int begin(struct sheaf_store *store, struct sheaf_store_write *write,
         uint64_t room = write->ref.len_bytes + FILE_BYTES;
         bool freed = true;
         int64_t start_ns = sheaf_now_ns();
-        int rc = sheaf_space_room(store, room);
+        int rc;
 
+        if (sheaf_leave_has(store, node))
+                return -EINPROGRESS;
+        /* Nobody gives way while room is coming. */
+        if (store->leaving_bytes &&
+                sheaf_space_room(store, room + store->leaving_bytes))
+                return -EINPROGRESS;
+        rc = sheaf_space_room(store, room);
         while ((rc == -EDQUOT || rc == -ENOSPC) && freed && group) {
                 struct sheaf_segment *segment =
                         sheaf_space_reuse(store, group, &freed);
@@ -452,7 +479,10 @@ void sheaf_plain_write(struct sheaf_store *store,
                     : -ENOMEM;
 
         if (rc) {
-                sheaf_store_finish_write(store, write, rc);
+                if (rc == -EINPROGRESS)
+                        sheaf_leave_wait(store, write);
+                else
+                        sheaf_store_finish_write(store, write, rc);
                 free(op);
                 return;
         }

@@ -6,6 +6,7 @@
  *   places.c   digest -> place: pending batch, catalog, damaged places
  *   segment.c  table of segments;  append.c  filling them;  room.c  blocks
  *   plain.c    large files;  plain_check.c  their hashing and leases
+ *   leave.c    their end, where many leave
  *   records.c  small values of the daemon, durable one after another
  *   version.c  flat arrays;  arrays.c  their files
  *   recover.c  what a start finds
@@ -324,10 +325,12 @@ struct sheaf_plain {
         bool checking;
         int64_t checked_ns; /* when a check last began; 0: not in this run */
         bool *changed; /* chunks dropped or written during the check, or NULL */
-        bool doomed;   /* unlinked; freed when nobody uses it */
+        bool doomed;   /* unlinked, or leaving; freed when nobody uses it */
         bool marked;
         struct sheaf_disk_mark mark;
         struct sheaf_plain *next; /* in its hash chain, or doomed list */
+        struct sheaf_plain *leaves_next;
+        uint64_t leaving_bytes; /* what it counts for in the store's */
 };
 
 #define SHEAF_PLAIN_BUCKETS 4096
@@ -340,6 +343,11 @@ void sheaf_plain_write(struct sheaf_store *store,
 void sheaf_plain_name(uint64_t node, const char *suffix, char ret_name[48]);
 /* Unlinks; places into it are gone. */
 void sheaf_plain_drop(struct sheaf_store *store, struct sheaf_plain *plain);
+/* The same, unlinked on the pool: for those that may be many. */
+void sheaf_plain_drop_later(
+        struct sheaf_store *store, struct sheaf_plain *plain);
+/* Any thread. */
+void sheaf_plain_unlink(const struct sheaf_store *store, uint64_t node);
 void sheaf_plain_enter(struct sheaf_plain *plain);
 void sheaf_plain_leave(struct sheaf_store *store, struct sheaf_plain *plain);
 void sheaf_plain_forget_chunk(
@@ -361,6 +369,21 @@ void sheaf_plain_header(struct sheaf_store *store,
 bool sheaf_plain_complete(const struct sheaf_plain *plain);
 /* Whether the file on disk still is the one that was marked. */
 bool sheaf_plain_marked(struct sheaf_store *store, struct sheaf_plain *plain);
+
+/* ---- plain files that leave (leave.c) ---- */
+
+/* Takes over one use of a doomed file whose names are still there. */
+void sheaf_leave_add(struct sheaf_store *store, struct sheaf_plain *plain);
+/* Names of the node are still there. */
+bool sheaf_leave_has(const struct sheaf_store *store, uint64_t node);
+/* The last use of it has ended. */
+void sheaf_leave_ended(struct sheaf_store *store, struct sheaf_plain *plain);
+/* Begins the write anew, by sheaf_leave_again, when the next file has left. */
+void sheaf_leave_wait(
+        struct sheaf_store *store, struct sheaf_store_write *write);
+void sheaf_leave_again(struct sheaf_store *store);
+/* The descriptor, which the caller closes; -1. */
+int sheaf_file_take(struct sheaf_store *store, struct sheaf_file *file);
 
 /* ---- versions ---- */
 
@@ -494,6 +517,12 @@ struct sheaf_store {
         struct sheaf_plain *plains[SHEAF_PLAIN_BUCKETS];
         struct sheaf_plain *plains_doomed;
         uint64_t plain_count, plain_bytes, doomed_bytes;
+        struct sheaf_plain *leaving, **leaving_tail; /* the first: under way */
+        uint64_t leaving_bytes;                      /* of doomed_bytes */
+        struct sheaf_disk_io leave_io;
+        int leave_fds[3];
+        struct sheaf_store_write *leave_writes; /* wait for the next to leave */
+        LIST_HEAD(, sheaf_store_gone) gone_waits;
         int readonly_tree_fd; /* -1: not made yet, -2: not allowed */
 
         struct sheaf_version *versions;
@@ -560,6 +589,8 @@ static inline struct sheaf_read_private *sheaf_read_private(
 void sheaf_store_probe(struct sheaf_store *store);
 void sheaf_store_finish_read(
         struct sheaf_store *store, struct sheaf_store_read *read, int rc);
+/* What waits for a later turn of the loop has its turn soon. */
+void sheaf_store_defer(struct sheaf_store *store);
 /* Completes a write on a later turn of the loop. */
 void sheaf_store_finish_write(
         struct sheaf_store *store, struct sheaf_store_write *write, int rc);

@@ -3,7 +3,9 @@
  *
  *  1 usage counts allocated bytes of segments and plain files (those without
  *    a name too), catalog and arrays: what du counts
- *  2 nothing is begun that would exceed bytes_max or the floor of free space
+ *  2 nothing is begun that would exceed bytes_max or the floor of free space;
+ *    of files that are leaving (leave.c) the limit knows no more, and large
+ *    ones wait until they have left
  *  3 a live group loses nothing; idle ones give way, the longest idle first
  *  4 a refusal is quiet: a counter, one line, a text with the remedy; the
  *    state lasts while refusals keep coming, some seconds at least, and ends
@@ -34,8 +36,8 @@ static uint64_t catalog_reserve(const struct sheaf_store *store)
 
 static bool within_limit(const struct sheaf_store *store, uint64_t bytes)
 {
-        return sheaf_space_used(store) + catalog_reserve(store) +
-                       store->reserved_bytes + bytes <=
+        return sheaf_space_used(store) - store->leaving_bytes +
+                       catalog_reserve(store) + store->reserved_bytes + bytes <=
                store->bytes_max;
 }
 
@@ -316,7 +318,9 @@ struct sheaf_segment *sheaf_space_reuse(struct sheaf_store *store,
 
 void sheaf_space_enforce(struct sheaf_store *store)
 {
-        while (store->bytes_max && sheaf_space_used(store) > store->bytes_max) {
+        while (store->bytes_max &&
+                sheaf_space_used(store) - store->leaving_bytes >
+                        store->bytes_max) {
                 struct sheaf_segment *victim = NULL;
                 struct sheaf_group none = { 0 };
                 bool freed = true;
@@ -405,7 +409,7 @@ void sheaf_store_group_sweep(struct sheaf_store *store,
                         struct sheaf_plain *next = plain->next;
 
                         if (!is_known(arg, plain->group))
-                                sheaf_plain_drop(store, plain);
+                                sheaf_plain_drop_later(store, plain);
                         plain = next;
                 }
         }

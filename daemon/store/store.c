@@ -197,6 +197,8 @@ static struct sheaf_store *store_new(const struct sheaf_store_config *config)
         store->idle.newer = store->idle.older = &store->idle;
         store->defer_writes_tail = &store->defer_writes;
         store->defer_reads_tail = &store->defer_reads;
+        store->leaving_tail = &store->leaving;
+        LIST_INIT(&store->gone_waits);
         for (int c = 0; c < SHEAF_BUFFER_CLASSES; c++)
                 store->wait_tail[c] = &store->wait_reads[c];
         store->dir = realpath(config->dir, NULL);
@@ -331,7 +333,7 @@ void sheaf_store_close(struct sheaf_store *store)
         seal_all(store);
         sync_versions(store);
         sheaf_plain_sync(store);
-        while (store->defer_writes || store->defer_reads)
+        while (store->leave_writes || store->defer_writes || store->defer_reads)
                 on_deferred(&store->deferred);
         sheaf_disk_drain(store->disk);
         rc = sheaf_catalog_apply(store->catalog, NULL, 0, &clean, 1);
@@ -350,9 +352,12 @@ void sheaf_store_close(struct sheaf_store *store)
 static void on_deferred(uv_idle_t *idle)
 {
         struct sheaf_store *store = idle->data;
-        struct sheaf_store_write *write = store->defer_writes;
-        struct sheaf_store_read *read = store->defer_reads;
+        struct sheaf_store_write *write;
+        struct sheaf_store_read *read;
 
+        sheaf_leave_again(store);
+        write = store->defer_writes;
+        read = store->defer_reads;
         store->defer_writes = NULL;
         store->defer_writes_tail = &store->defer_writes;
         store->defer_reads = NULL;
@@ -373,6 +378,12 @@ static void on_deferred(uv_idle_t *idle)
                 read->done(read, p->rc);
                 read = next;
         }
+}
+
+void sheaf_store_defer(struct sheaf_store *store)
+{
+        if (!store->closing)
+                uv_idle_start(&store->deferred, on_deferred);
 }
 
 static struct sheaf_store_write **lead_bucket(
@@ -436,8 +447,7 @@ void sheaf_store_finish_write(
         p->next = NULL;
         *store->defer_writes_tail = write;
         store->defer_writes_tail = &p->next;
-        if (!store->closing)
-                uv_idle_start(&store->deferred, on_deferred);
+        sheaf_store_defer(store);
 }
 
 void sheaf_store_finish_read(
@@ -449,8 +459,7 @@ void sheaf_store_finish_read(
         p->next = NULL;
         *store->defer_reads_tail = read;
         store->defer_reads_tail = &p->next;
-        if (!store->closing)
-                uv_idle_start(&store->deferred, on_deferred);
+        sheaf_store_defer(store);
 }
 
 void sheaf_store_published(struct sheaf_store *store,
@@ -567,7 +576,7 @@ static bool evict_place(struct sheaf_store *store,
 
                 if (!plain || plain->leases)
                         return false;
-                sheaf_plain_drop(store, plain);
+                sheaf_plain_drop_later(store, plain);
                 return true;
         }
         sheaf_places_forget(store, &version->digests[ref->chunk], place);

@@ -24,6 +24,7 @@
 #include "proto/digest.h"
 #include "proto/listing.h"
 
+#include <sys/queue.h>
 #include <uv.h>
 
 struct sheaf_store;
@@ -214,9 +215,21 @@ void sheaf_store_write(
 /* Pushes partly filled append buffers to disk (sync points, tests, idle). */
 void sheaf_store_flush(struct sheaf_store *store);
 
-/* Drops a chunk of this version from disk (evict); true if it was there. */
+/* Drops a chunk of this version from disk (evict); true if it was there. Files
+ * that go are unlinked later, in the order in which they were dropped. */
 bool sheaf_store_evict(
         struct sheaf_store *store, const struct sheaf_chunk_ref *ref);
+
+/* Waits until all files that were dropped are unlinked. */
+struct sheaf_store_gone {
+        void (*done)(struct sheaf_store_gone *gone);
+        LIST_ENTRY(sheaf_store_gone) link;
+};
+
+/* False: none is left, and @done is not called. */
+bool sheaf_store_gone_wait(
+        struct sheaf_store *store, struct sheaf_store_gone *gone);
+void sheaf_store_gone_cancel(struct sheaf_store_gone *gone);
 
 /* A read-only descriptor of a complete, checked plain file for kernel
  * passthrough, opened through a private read-only mount where allowed.

@@ -2,7 +2,8 @@
 /* Evict and the cached state of paths: walks over chunks that need no I/O.
  *
  *  1 what was being written to disk when evict came to it goes when it has
- *    arrived, so that nothing of before is there afterwards
+ *    arrived, and the answer waits until files are unlinked, so that nothing
+ *    of before is there afterwards
  *
  * Threads: loop thread. */
 #include "daemon/chore.h"
@@ -33,7 +34,8 @@ struct census {
         Sheaf__Envelope *env;     /* owned */
         size_t path_count;
         const ProtobufCBinaryData *paths;
-        bool evict, memory_only, held, walked;
+        struct sheaf_store_gone gone;
+        bool evict, memory_only, held, walked, waits;
         LIST_HEAD(, late) lates;
         uint32_t late_count;
         Sheaf__CachedAnswer sum;
@@ -48,6 +50,8 @@ static void census_end(struct census *c)
                 LIST_REMOVE(late, link);
                 free(late);
         }
+        if (c->waits)
+                sheaf_store_gone_cancel(&c->gone);
         if (c->held)
                 sheaf_registry_unhold(c->opening.version);
         c->dataset->busy--;
@@ -136,6 +140,25 @@ static void census_go_on(struct census *c)
         sheaf_chore_start(c->call.conn->account, &c->chore, census_step);
 }
 
+static void census_gone(struct sheaf_store_gone *gone)
+{
+        struct census *c =
+                (struct census *)((char *)gone - offsetof(struct census, gone));
+
+        c->waits = false;
+        census_answer(c);
+}
+
+/* All was looked at. */
+static void census_walked(struct census *c)
+{
+        c->gone.done = census_gone;
+        c->waits = c->evict && !c->memory_only &&
+                   sheaf_store_gone_wait(c->daemon->store, &c->gone);
+        if (!c->waits)
+                census_answer(c);
+}
+
 static void late_done(
         struct sheaf_fetch *fetch, int rc, const void *bytes, const char *why)
 {
@@ -152,7 +175,7 @@ static void late_done(
         if (!c->walked)
                 census_go_on(c);
         else if (!c->late_count)
-                census_answer(c);
+                census_walked(c);
 }
 
 /* Evicts what is on its way to disk when it has arrived; false: there is
@@ -211,7 +234,7 @@ static void census_step(struct sheaf_chore *chore)
                 sheaf_chore_stop(chore);
                 c->walked = true;
                 if (!c->late_count)
-                        census_answer(c);
+                        census_walked(c);
                 return;
         }
 }

@@ -21,9 +21,10 @@
  * that would return more returns N bytes), free=BYTES (of statfs: so much is
  * free).
  *
- * Each call that meets a rule is told in CONTROL.hits, a line each. The
- * program stays in the foreground and prints "ready" when it is mounted; who
- * kills it makes the file system vanish.
+ * Each call that meets a rule is told in CONTROL.hits, a line each: what it
+ * is, the path, the thread that made it (0: the kernel by itself). The program
+ * stays in the foreground and prints "ready" when it is mounted; who kills it
+ * makes the file system vanish.
  *
  *  1 rules and their counters are under one lock, held for no call's time
  *  2 calls on open files go by their descriptor, so removed files work */
@@ -273,7 +274,8 @@ static void tell(enum op op, const char *path)
                 open(fs.hits, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0644);
 
         if (fd >= 0)
-                dprintf(fd, "%s %s\n", op_names[op], path);
+                dprintf(fd, "%s %s %d\n", op_names[op], path,
+                        (int)fuse_get_context()->pid);
 }
 
 static void pause_ns(uint64_t ns)

@@ -74,6 +74,22 @@ uint64_t flow_faulty_hits(const char *text)
         return count;
 }
 
+uint64_t flow_faulty_calls(const char *op, pid_t thread)
+{
+        char line[PATH_MAX], name[16];
+        uint64_t count = 0;
+        FILE *file;
+
+        snprintf(line, sizeof(line), "%s.hits", control());
+        file = fopen(line, "re");
+        while (file && fgets(line, sizeof(line), file))
+                count += sscanf(line, "%15s", name) == 1 && !strcmp(name, op) &&
+                         atoi(strrchr(line, ' ')) == thread;
+        if (file)
+                fclose(file);
+        return count;
+}
+
 void flow_faulty_vanish(void)
 {
         cr_assert(faulty.pid > 0);

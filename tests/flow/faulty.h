@@ -15,6 +15,8 @@ void flow_faulty_mount(const char *dir);
 SHEAF_PRINTF(1, 2) void flow_faulty(const char *rules, ...);
 /* How often a rule was met by calls whose line has @text ("write /plain"). */
 uint64_t flow_faulty_hits(const char *text);
+/* How often by calls of one kind that @thread made. */
+uint64_t flow_faulty_calls(const char *op, pid_t thread);
 /* The file system dies: calls fail with ENOTCONN until the unmount. */
 void flow_faulty_vanish(void);
 void flow_faulty_umount(void);

@@ -448,6 +448,66 @@ Test(store_faults, evict_is_final_and_share_waits)
         flow_stop();
 }
 
+/* ---- what the loop thread does itself ---- */
+
+/* Calls of the loop thread, but for looks at names and attributes, which other
+ * file systems keep. */
+static uint64_t loop_calls(void)
+{
+        static const char *const kinds[] = { "open", "create", "read", "write",
+                "sync", "truncate", "allocate", "unlink", "rename", "mkdir",
+                "rmdir", "list", "statfs", "lock", "link" };
+        uint64_t sum = 0;
+
+        for (size_t i = 0; i < SHEAF_ARRAY_LEN(kinds); i++)
+                sum += flow_faulty_calls(kinds[i], flow.daemon);
+        return sum;
+}
+
+static void few_calls(const char *command, uint64_t max)
+{
+        uint64_t before = loop_calls(), calls;
+
+        flow_ok("sheaf %s", command);
+        cr_assert(flow_until(20, flow_stat("fetch.writing_bytes") == 0));
+        calls = loop_calls() - before;
+        printf("FIGURE: %.20s: %llu calls\n", command,
+                (unsigned long long)calls);
+        cr_expect_leq(calls, max, "%s: %llu calls on the loop thread", command,
+                (unsigned long long)calls);
+}
+
+/* On a slow disk each of these calls keeps everybody waiting. There are a few
+ * for each file over 4 MiB that is made, and else no more for many files than
+ * for one. */
+Test(store_faults, few_calls_hold_the_loop)
+{
+        enum {
+                LARGER = 12,
+                MANY = 200
+        };
+        char add[PATH_MAX];
+
+        for (uint32_t i = 1; i <= MANY; i++)
+                flow_file(i, 2000, "../other/s%u", i);
+        for (uint32_t i = 1; i <= LARGER; i++)
+                flow_file(MANY + i, (4 << 20) + 1, "../other/l%u", i);
+        flow.extra = "--fuse-cache";
+        flow_faulty_mount(flow.cache);
+        flow_start();
+        flow_faulty("any delay=0\n");
+        snprintf(add, sizeof(add), "add data %s", flow_path("other"));
+        few_calls(add, 20);
+        few_calls("warmup --disk data --quiet", 60 + 12 * LARGER);
+        few_calls("update data --quiet", 12);
+        few_calls("warmup --evict data --quiet", 8);
+        cr_assert_eq(flow_stat("disk.chunks"), 0);
+        few_calls("warmup --disk data --quiet", 60 + 12 * LARGER);
+        few_calls("rm data", 12);
+        cr_assert(flow_until(20, flow_stat("disk.chunks") == 0));
+        flow_stop();
+}
+
 /* ---- the directory goes away ---- */
 
 /* The file system dies under the cache: all goes on from memory and origin.

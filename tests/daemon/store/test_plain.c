@@ -67,6 +67,7 @@ Test(plain, complete_files_are_handed_out_read_only)
         compare(&v, fd);
         close(fd);
         sheaf_plain_lease_end(lease);
+        sheaf_disk_drain(kit.store->disk);
         cr_assert_eq(kit_stats(&kit).bytes_unlinked_open, 0);
         kit_end(&kit);
         kit_version_end(&v);
@@ -216,6 +217,121 @@ Test(plain, damage_that_a_read_dropped_is_not_found_again_by_the_check)
 
 /* A lower limit holds from the start, when all there is are plain files, too.
  */
+/* Files that are being unlinked are written anew, all of them, and found
+ * again. */
+Test(plain, many_leave_and_come_back)
+{
+        enum {
+                FILES = 200
+        };
+        uint64_t many[FILES];
+        struct kit kit;
+        struct kit_version v;
+
+        for (size_t i = 0; i < FILES; i++)
+                many[i] = (4 << 20) + 64;
+        kit_begin(&kit, 64 * SHEAF_MIB);
+        kit_version(&kit, &v, 1, 7, many, FILES, 1);
+        for (int round = 0; round < 3; round++) {
+                for (uint64_t i = 0; i < FILES; i++)
+                        cr_assert_eq(kit_write(&kit, &v, 2 * i + 1), 0);
+                if (round == 2)
+                        break;
+                for (uint64_t i = 0; i < FILES; i++) {
+                        struct sheaf_chunk_ref ref = kit_ref(&v, 2 * i + 1);
+
+                        cr_assert(sheaf_store_evict(kit.store, &ref));
+                }
+                cr_assert_eq(kit_stats(&kit).chunks, 0);
+        }
+        for (uint64_t i = 0; i < FILES; i++)
+                cr_assert_eq(kit_read(&kit, &v, 2 * i + 1), 0);
+        sheaf_disk_drain(kit.store->disk);
+        cr_assert_eq(kit_stats(&kit).bytes_unlinked_open, 0);
+        kit_close(&kit);
+        kit_open(&kit);
+        kit_version_reopen(&kit, &v, 7);
+        cr_assert_eq(kit_stats(&kit).chunks, FILES);
+        sheaf_store_group_drop(kit.store, 7);
+        kit_close(&kit);
+        kit_open(&kit);
+        cr_assert_eq(kit_stats(&kit).chunks, 0, "what left came back");
+        kit_end(&kit);
+        kit_version_end(&v);
+}
+
+struct one_write {
+        struct sheaf_store_write write; /* first */
+        int rc;
+};
+
+static void note_end(struct sheaf_store_write *write, int rc)
+{
+        ((struct one_write *)write)->rc = rc;
+}
+
+/* Writes a chunk for which there is no room before a file has left. */
+static void write_that_waits(
+        struct kit *kit, struct kit_version *v, uint64_t chunk)
+{
+        struct one_write one = {
+                .write = { .ref = kit_ref(v, chunk), .done = note_end }, .rc = 1
+        };
+        void *bytes = malloc(one.write.ref.len_bytes);
+        uint64_t max = kit->store->bytes_max;
+        struct sheaf_digest digest;
+
+        kit_payload(v, chunk, bytes, one.write.ref.len_bytes);
+        sheaf_digest_of(bytes, one.write.ref.len_bytes, &digest);
+        sheaf_version_learn(v->version, chunk, &digest);
+        one.write.bytes = bytes;
+        kit->store->bytes_max = sheaf_space_used(kit->store) + SHEAF_MIB;
+        sheaf_store_write(kit->store, &one.write);
+        cr_assert_eq(kit->store->leave_writes, &one.write);
+        while (one.rc == 1)
+                uv_run(&kit->loop, UV_RUN_ONCE);
+        kit->store->bytes_max = max;
+        cr_assert_eq(one.rc, 0);
+        free(bytes);
+}
+
+/* Nobody gives way while room is coming, and the limit holds meanwhile. */
+Test(plain, room_that_is_coming_is_waited_for)
+{
+        static const uint64_t five[] = { 5 << 20, 5 << 20, 5 << 20 };
+        const uint64_t limit = 36 * SHEAF_MIB;
+        struct kit kit;
+        struct kit_version v[3];
+        uint64_t chunks;
+
+        kit_begin(&kit, limit);
+        for (uint32_t i = 0; i < 3; i++)
+                kit_version(&kit, &v[i], i + 1, i + 7, five, 3, i + 1);
+        chunks = v[0].listing.chunk_count;
+        cr_assert_eq(kit_write_all(&kit, &v[0]), chunks);
+        cr_assert_eq(kit_write_all(&kit, &v[1]), chunks);
+        for (int round = 0; round < 4; round++) {
+                struct kit_version *from = &v[round % 2 ? 2 : 0];
+                struct kit_version *to = &v[round % 2 ? 0 : 2];
+
+                for (uint64_t c = 0; c < chunks; c++) {
+                        struct sheaf_chunk_ref ref = kit_ref(from, c);
+
+                        sheaf_store_evict(kit.store, &ref);
+                }
+                write_that_waits(&kit, to, 0);
+                for (uint64_t c = 1; c < chunks; c++) {
+                        cr_assert_eq(kit_write(&kit, to, c), 0);
+                        cr_assert_leq(kit_du(kit.dir), limit);
+                }
+        }
+        for (uint64_t c = 0; c < chunks; c++)
+                cr_assert_eq(kit_read(&kit, &v[1], c), 0);
+        kit_end(&kit);
+        for (uint32_t i = 0; i < 3; i++)
+                kit_version_end(&v[i]);
+}
+
 Test(plain, give_way_to_the_limit)
 {
         struct kit kit;
