@@ -107,7 +107,7 @@ int sheaf_copy_new(struct sheaf_account *account, uint64_t bytes,
         if (!copy)
                 return -ENOMEM;
         copy->fd = memfd_create("sheaf-copy", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-        if (copy->fd < 0 || fallocate(copy->fd, 0, 0, (off_t)bytes)) {
+        if (copy->fd < 0 || ftruncate(copy->fd, (off_t)bytes)) {
                 int rc = -errno;
 
                 sheaf_close_p(&copy->fd);
@@ -121,6 +121,15 @@ int sheaf_copy_new(struct sheaf_account *account, uint64_t bytes,
         account->accounts->copy_bytes += bytes;
         *ret_copy = copy;
         return 0;
+}
+
+int sheaf_copy_room(const struct sheaf_copy *copy, uint64_t offset_bytes,
+        uint64_t len_bytes)
+{
+        return sheaf_again(fallocate(
+                       copy->fd, 0, (off_t)offset_bytes, (off_t)len_bytes))
+                       ? -errno
+                       : 0;
 }
 
 void sheaf_copy_free(struct sheaf_copy *copy)

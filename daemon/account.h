@@ -71,9 +71,14 @@ void sheaf_account_leave(struct sheaf_account *account);
  * loop's clock @turn_ms; what is spent goes to spent_ns. */
 bool sheaf_account_spent(struct sheaf_account *account, uint64_t turn_ms);
 
-/* A memfd of @bytes for a copy. -EBUSY: the user has too much of them. */
+/* A memfd of @bytes for a copy, which has no memory yet. -EBUSY: the user has
+ * too much of them. */
 SHEAF_MUST_CHECK int sheaf_copy_new(struct sheaf_account *account,
         uint64_t bytes, struct sheaf_copy **ret_copy);
+/* Memory for a part of it, before that is written: all at once would take the
+ * loop for long. -ENOMEM, -ENOSPC. */
+SHEAF_MUST_CHECK int sheaf_copy_room(const struct sheaf_copy *copy,
+        uint64_t offset_bytes, uint64_t len_bytes);
 /* What was not sent. */
 void sheaf_copy_free(struct sheaf_copy *copy);
 /* The descriptor to send, the caller's; it counts until nobody has it open or

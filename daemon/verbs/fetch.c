@@ -167,13 +167,16 @@ static void item_done(
         struct fetch_call *call = item->call;
 
         if (call->copy && bytes) {
-                const struct sheaf_listing *listing =
-                        &call->version->fetch.listing;
+                uint64_t at = item->copy_offset_bytes;
+                uint32_t len =
+                        sheaf_listing_chunk_len(&call->version->fetch.listing,
+                                fetch->entry, fetch->index);
 
-                memcpy(call->copy_map + item->copy_offset_bytes, bytes,
-                        sheaf_listing_chunk_len(
-                                listing, fetch->entry, fetch->index));
-                rc = 0;
+                rc = len ? sheaf_copy_room(call->made, at, len) : 0;
+                if (!rc)
+                        memcpy(call->copy_map + at, bytes, len);
+                else
+                        why = "there is no memory for a copy";
         }
         item->rc = rc;
         item->why = why;

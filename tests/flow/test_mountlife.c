@@ -184,7 +184,7 @@ Test(mountlife, killed_under_readers)
 
         soak_begin(&soak, "mountlife", "kills", 8, 1);
         most = soak.rounds ? soak.rounds : KILLS_MAX;
-        flow.faults = "delay=6000:slow";
+        flow.faults = "delay=12000:slow";
         flow.deadline_s = 20;
         for (uint32_t i = 0; i < FILES; i++)
                 flow_file(i + 1, 1000 + i, "f%u", i);
