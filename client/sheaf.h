@@ -267,6 +267,105 @@ SHEAF_API int sheaf_job_restore(struct sheaf_job *job,
 SHEAF_API size_t sheaf_job_warning(
         struct sheaf_job *job, char *ret_text, size_t cap_bytes);
 
+/* ---- groups: batches prepared once for several jobs ---- */
+
+/* Jobs that prepare the same batches of the same samples share them: each
+ * batch is prepared by one worker of any of them, and taken by all. A batch
+ * is a memory file that is sealed, so that it changes no more; what is in it
+ * is up to its users. Batches have numbers that only grow: epoch times
+ * batches of an epoch, plus place. (docs/design/prep.md; the idea is CoorDL's,
+ * VLDB 2021)
+ *
+ * A group is named by its user and name. One process joins as a member, which
+ * takes batches; others join as its workers, which prepare them. One may be
+ * both, with two objects. When the daemon starts again they join again by
+ * themselves, and batches that were prepared are prepared anew. */
+struct sheaf_group;
+
+/* What must be the same in all members. */
+struct sheaf_group_trait {
+        const char *name;  /* 1 to 64 bytes */
+        const char *value; /* at most 256 bytes: of more, a digest */
+};
+
+struct sheaf_group_options {
+        const char *name; /* 1 to 128 bytes */
+        const struct sheaf_group_trait *traits;
+        size_t trait_count;   /* at most 32 */
+        uint8_t member[16];   /* random; a worker gives that of its member */
+        bool worker;          /* prepares, and takes nothing */
+        uint32_t batches;     /* of an epoch */
+        uint32_t ahead;       /* batches that the first is before the last */
+        uint32_t lease_ms;    /* a batch is prepared within, at least */
+        uint32_t patience_ms; /* the others wait so long for this member */
+        uint32_t rank, world; /* takes batches whose place is rank mod world */
+        uint32_t members;     /* the first batch waits for so many; 1: none */
+};
+
+/* Joins, or begins, the group. -EEXIST: another member has another trait,
+ * which the text names; -EBUSY: too many groups, members or workers; -EINVAL.
+ * A member is given in @ret_floor the lowest batch that is still wanted by
+ * others, or UINT64_MAX: nobody is there; it takes part once it has begun at a
+ * position. */
+SHEAF_API int sheaf_group_open(struct sheaf_dataset *dataset,
+        const struct sheaf_group_options *options, uint64_t *ret_floor,
+        struct sheaf_group **ret_group);
+/* Leaves. NULL is allowed. */
+SHEAF_API void sheaf_group_close(struct sheaf_group *group);
+
+/* Member: the next batch that it takes is @batch or a later one. Nothing
+ * below is kept for it. */
+SHEAF_API int sheaf_group_begin(struct sheaf_group *group, uint64_t batch);
+
+/* What a member waits for. */
+enum sheaf_group_state {
+        SHEAF_GROUP_TAKEN = 0, /* it has it */
+        SHEAF_GROUP_PREPARE,   /* nobody prepares it: it is leased to you */
+        SHEAF_GROUP_PREPARING, /* a worker does */
+        SHEAF_GROUP_AHEAD,     /* other members are too far behind */
+        SHEAF_GROUP_GATHERING, /* fewer members than were announced came */
+        SHEAF_GROUP_FULL,      /* no memory for more prepared batches */
+        SHEAF_GROUP_FAILED,    /* it cannot be prepared: sheaf_last_error() */
+};
+
+/* Member: takes a batch, once: waits for it for @wait_ms, at most the
+ * session's deadline, and tells the state then. @ret_fd: TAKEN: a read-only
+ * descriptor of the file, the caller's. @may_prepare: PREPARE may be answered,
+ * if the member has no worker: it then offers the batch itself, and takes it.
+ * -ETIMEDOUT, -ERANGE: not one of this member's, or not begun. */
+SHEAF_API int sheaf_group_take(struct sheaf_group *group, uint64_t batch,
+        int64_t wait_ms, bool may_prepare, enum sheaf_group_state *ret_state,
+        int *ret_fd);
+
+/* Worker: the next batch to prepare. -EAGAIN: none within @wait_ms; -ENOENT:
+ * its member is gone. */
+SHEAF_API int sheaf_group_lease(
+        struct sheaf_group *group, int64_t wait_ms, uint64_t *ret_batch);
+/* A leased batch is prepared. @fd, which stays the caller's: a memory file
+ * sealed against SHRINK, GROW, WRITE and SEAL. @schema: at most 256 bytes, the
+ * same for all batches of the group. -ESTALE: another was first, or nobody
+ * wants it any more, which is no fault; -EEXIST: the schema differs; -EFBIG:
+ * larger than all prepared batches together may be; -EINVAL: not such a file.
+ * After the last three the batch has failed, with that text. */
+SHEAF_API int sheaf_group_offer(
+        struct sheaf_group *group, uint64_t batch, int fd, const char *schema);
+/* A leased batch cannot be prepared: members that take it get @why, at most
+ * 16 KiB of UTF-8. */
+SHEAF_API int sheaf_group_fail(
+        struct sheaf_group *group, uint64_t batch, const char *why);
+
+struct sheaf_group_stats {
+        uint32_t members, workers; /* now */
+        uint32_t staged;           /* batches, now */
+        uint64_t staged_bytes;
+        uint64_t floor;
+        bool detached; /* this member: the group does not wait for it */
+        /* Since the group began. */
+        uint64_t prepared, taken, redone, private_, late, failed;
+};
+SHEAF_API int sheaf_group_stats(
+        struct sheaf_group *group, struct sheaf_group_stats *ret_stats);
+
 /* ---- figures ---- */
 
 struct sheaf_stats {
