@@ -39,7 +39,7 @@ static char *buffer(void)
         pthread_once(&key_once, make_key);
         if (!key_made)
                 return NULL;
-        error_text = malloc(SHEAF_ERROR_TEXT_MAX);
+        error_text = malloc(SHEAF_ERROR_LONG_MAX);
         if (error_text && pthread_setspecific(key, error_text)) {
                 free(error_text);
                 error_text = NULL;
@@ -58,6 +58,15 @@ int sheaf_error_set(int rc, const char *format, ...)
         va_end(args);
         if (own)
                 memcpy(own, text, strnlen(text, sizeof(text) - 1) + 1);
+        return rc;
+}
+
+int sheaf_error_set_long(int rc, const char *text)
+{
+        char *own = buffer();
+
+        if (own)
+                snprintf(own, SHEAF_ERROR_LONG_MAX, "%s", text);
         return rc;
 }
 

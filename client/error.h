@@ -10,6 +10,10 @@
 #define SHEAF_ERROR_TEXT_MAX 2048
 int sheaf_error_set(int rc, const char *format, ...) SHEAF_PRINTF(2, 3);
 
+/* The same for a text of others, at most SHEAF_ERROR_LONG_MAX with its end. */
+#define SHEAF_ERROR_LONG_MAX 16640
+int sheaf_error_set_long(int rc, const char *text);
+
 /* What @rc says; of descriptors that ran out the limit and the remedy, too.
  * In @text, or static. */
 #define SHEAF_ERROR_WHY_MAX 192

@@ -291,22 +291,27 @@ struct sheaf_group_trait {
 struct sheaf_group_options {
         const char *name; /* 1 to 128 bytes */
         const struct sheaf_group_trait *traits;
-        size_t trait_count;   /* at most 32 */
-        uint8_t member[16];   /* random; a worker gives that of its member */
-        bool worker;          /* prepares, and takes nothing */
-        uint32_t batches;     /* of an epoch */
-        uint32_t ahead;       /* batches that the first is before the last */
-        uint32_t lease_ms;    /* a batch is prepared within, at least */
+        size_t trait_count; /* at most 32 */
+        uint8_t member[16]; /* random; a worker gives that of its member */
+        bool worker;        /* prepares, and takes nothing; all else is as
+                             * its member gives it */
+        uint32_t batches;   /* of an epoch */
+        uint32_t ahead;     /* batches that the first is before the last, at
+                             * most 1,024; who begins the group says it */
+        uint32_t lease_ms;  /* a batch is prepared within, at least; likewise */
         uint32_t patience_ms; /* the others wait so long for this member */
         uint32_t rank, world; /* takes batches whose place is rank mod world */
         uint32_t members;     /* the first batch waits for so many; 1: none */
 };
 
 /* Joins, or begins, the group. -EEXIST: another member has another trait,
- * which the text names; -EBUSY: too many groups, members or workers; -EINVAL.
- * A member is given in @ret_floor the lowest batch that is still wanted by
+ * which the text names; -EBUSY: too many groups, members or workers;
+ * -EOPNOTSUPP: this sheafd has no memory for it (--prep 0); -EINVAL. A member
+ * is given in @ret_floor (or NULL) the lowest batch that is still wanted by
  * others, or UINT64_MAX: nobody is there; it takes part once it has begun at a
- * position. */
+ * position. The session is to outlive the group. After a fork the child opens
+ * a group of its own: there all calls on this one but close are -EPERM. Any
+ * thread; of calls that wait, one at a time. */
 SHEAF_API int sheaf_group_open(struct sheaf_dataset *dataset,
         const struct sheaf_group_options *options, uint64_t *ret_floor,
         struct sheaf_group **ret_group);
@@ -326,31 +331,37 @@ enum sheaf_group_state {
         SHEAF_GROUP_GATHERING, /* fewer members than were announced came */
         SHEAF_GROUP_FULL,      /* no memory for more prepared batches */
         SHEAF_GROUP_FAILED,    /* it cannot be prepared: sheaf_last_error() */
+        SHEAF_GROUP_QUEUED,    /* it waits for a worker */
 };
 
 /* Member: takes a batch, once: waits for it for @wait_ms, at most the
  * session's deadline, and tells the state then. @ret_fd: TAKEN: a read-only
  * descriptor of the file, the caller's. @may_prepare: PREPARE may be answered,
- * if the member has no worker: it then offers the batch itself, and takes it.
- * -ETIMEDOUT, -ERANGE: not one of this member's, or not begun. */
+ * where no worker is free for it: it then offers the batch itself, and takes
+ * it. After TAKEN and FAILED the next one is to be taken; batches that are
+ * passed over are not kept. -ERANGE: not one of this member's, or not begun. */
 SHEAF_API int sheaf_group_take(struct sheaf_group *group, uint64_t batch,
         int64_t wait_ms, bool may_prepare, enum sheaf_group_state *ret_state,
         int *ret_fd);
 
-/* Worker: the next batch to prepare. -EAGAIN: none within @wait_ms; -ENOENT:
- * its member is gone. */
+/* Worker: the next batch to prepare; asked again before it is offered or has
+ * failed, the same. -EAGAIN: none within @wait_ms; -ENOENT: its member is gone;
+ * -EEXIST: its schema is not the group's. */
 SHEAF_API int sheaf_group_lease(
         struct sheaf_group *group, int64_t wait_ms, uint64_t *ret_batch);
 /* A leased batch is prepared. @fd, which stays the caller's: a memory file
  * sealed against SHRINK, GROW, WRITE and SEAL. @schema: at most 256 bytes, the
  * same for all batches of the group. -ESTALE: another was first, or nobody
- * wants it any more, which is no fault; -EEXIST: the schema differs; -EFBIG:
- * larger than all prepared batches together may be; -EINVAL: not such a file.
- * After the last three the batch has failed, with that text. */
+ * wants it any more, which is no fault. -EEXIST: the schema differs: the batch
+ * goes to another job's worker, and this worker's member is told FAILED.
+ * -EINVAL: not such a file: it goes to another worker, as if this one had
+ * ended. -EFBIG: larger than all prepared batches together may be: it has
+ * failed, with that text. */
 SHEAF_API int sheaf_group_offer(
         struct sheaf_group *group, uint64_t batch, int fd, const char *schema);
-/* A leased batch cannot be prepared: members that take it get @why, at most
- * 16 KiB of UTF-8. */
+/* A leased batch cannot be prepared. If another job has workers, one of them
+ * tries once more; else, or when that fails too, members that take it get
+ * @why, at most 16 KiB of UTF-8. -ESTALE as above. */
 SHEAF_API int sheaf_group_fail(
         struct sheaf_group *group, uint64_t batch, const char *why);
 

@@ -40,6 +40,10 @@ static const char usage_text[] =
         "      --memory SIZE       shared memory for chunks, a hard limit\n"
         "                          (default: a quarter of the memory, at most\n"
         "                          16GiB)\n"
+        "      --prep SIZE         memory for prepared batches of groups, "
+        "which\n"
+        "                          their workers' files take (default: a\n"
+        "                          quarter of --memory; 0: no groups)\n"
         "      --disk SIZE         disk space for the cache, a hard limit, at\n"
         "                          least 32MiB; 0: none (default: half of "
         "what\n"
@@ -69,6 +73,7 @@ enum setting {
         CACHE = 1000,
         SOCKET,
         MEMORY,
+        PREP,
         DISK,
         FLOOR,
         DEADLINE,
@@ -87,6 +92,7 @@ static const struct option options[] = {
         { "cache", required_argument, NULL, CACHE },
         { "socket", required_argument, NULL, SOCKET },
         { "memory", required_argument, NULL, MEMORY },
+        { "prep", required_argument, NULL, PREP },
         { "disk", required_argument, NULL, DISK },
         { "floor", required_argument, NULL, FLOOR },
         { "deadline", required_argument, NULL, DEADLINE },
@@ -241,6 +247,8 @@ static int apply(struct sheaf_config *config, int setting, const char *value)
                 return set_path(&config->reader, value);
         case MEMORY:
                 return set_memory(&config->memory_bytes, value);
+        case PREP:
+                return set_size(&config->prep_bytes, "prep", value);
         case DISK:
                 config->disk_is_default = false;
                 return set_disk(&config->disk_bytes, value);
@@ -397,6 +405,8 @@ static int fill_defaults(struct sheaf_config *config)
                 rc = default_reader(config);
         if (!config->memory_bytes)
                 config->memory_bytes = default_memory();
+        if (config->prep_bytes == UINT64_MAX)
+                config->prep_bytes = config->memory_bytes / 4;
         if (rc)
                 fprintf(stderr, "sheafd: cannot find a place for the %s: %s\n",
                         config->cache_dir ? "socket" : "cache", strerror(-rc));
@@ -481,6 +491,7 @@ int sheaf_config_read(int argc, char **argv, struct sheaf_config *ret_config)
         struct sheaf_config config = { .deadline_ms = 30000,
                 .disk_is_default = true,
                 .user_datasets = USER_DATASETS_DEFAULT,
+                .prep_bytes = UINT64_MAX,
                 .floor_bytes = UINT64_MAX };
         int opt, rc = 0;
 

@@ -11,6 +11,7 @@ struct sheaf_config {
         char *socket;          /* absolute */
         char *reader;          /* the sheaf-reader executable */
         uint64_t memory_bytes; /* of all arenas */
+        uint64_t prep_bytes;   /* of prepared batches */
         uint64_t disk_bytes;
         bool disk_is_default;   /* derived from free space at start */
         uint64_t floor_bytes;   /* free space left on the cache's disk */

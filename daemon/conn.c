@@ -479,6 +479,24 @@ static sheaf_verb *verb_of(Sheaf__Envelope__BodyCase body)
                 return sheaf_verb_list_jobs;
         case SHEAF__ENVELOPE__BODY_REMOVE_JOB:
                 return sheaf_verb_remove_job;
+        case SHEAF__ENVELOPE__BODY_JOIN_GROUP:
+                return sheaf_verb_join_group;
+        case SHEAF__ENVELOPE__BODY_BEGIN_GROUP:
+                return sheaf_verb_begin_group;
+        case SHEAF__ENVELOPE__BODY_LEASE_BATCH:
+                return sheaf_verb_lease_batch;
+        case SHEAF__ENVELOPE__BODY_OFFER_BATCH:
+                return sheaf_verb_offer_batch;
+        case SHEAF__ENVELOPE__BODY_FAIL_BATCH:
+                return sheaf_verb_fail_batch;
+        case SHEAF__ENVELOPE__BODY_TAKE_BATCH:
+                return sheaf_verb_take_batch;
+        case SHEAF__ENVELOPE__BODY_LEAVE_GROUP:
+                return sheaf_verb_leave_group;
+        case SHEAF__ENVELOPE__BODY_GROUP_STATS:
+                return sheaf_verb_group_stats;
+        case SHEAF__ENVELOPE__BODY_LIST_GROUPS:
+                return sheaf_verb_list_groups;
         default:
                 return NULL;
         }
@@ -497,6 +515,15 @@ static bool allowed_by_grant(Sheaf__Envelope__BodyCase body)
         case SHEAF__ENVELOPE__BODY_CANCEL:
         case SHEAF__ENVELOPE__BODY_FETCH:
         case SHEAF__ENVELOPE__BODY_BIND:
+        case SHEAF__ENVELOPE__BODY_JOIN_GROUP:
+        case SHEAF__ENVELOPE__BODY_BEGIN_GROUP:
+        case SHEAF__ENVELOPE__BODY_LEASE_BATCH:
+        case SHEAF__ENVELOPE__BODY_OFFER_BATCH:
+        case SHEAF__ENVELOPE__BODY_FAIL_BATCH:
+        case SHEAF__ENVELOPE__BODY_TAKE_BATCH:
+        case SHEAF__ENVELOPE__BODY_LEAVE_GROUP:
+        case SHEAF__ENVELOPE__BODY_GROUP_STATS:
+        case SHEAF__ENVELOPE__BODY_LIST_GROUPS:
         case SHEAF__ENVELOPE__BODY_LIST_DATASETS:
         case SHEAF__ENVELOPE__BODY_CACHED_QUERY:
         case SHEAF__ENVELOPE__BODY_GET_DIGEST:

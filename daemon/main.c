@@ -11,6 +11,7 @@
 #include "daemon/grants.h"
 #include "daemon/health.h"
 #include "daemon/jobs/jobs.h"
+#include "daemon/prep/prep.h"
 #include "daemon/server.h"
 
 #include "daemon/clock.h"
@@ -160,6 +161,8 @@ static int open_upper(struct sheaf_daemon *d)
                         d->config->socket);
         rc = sheaf_jobs_new(d, &d->jobs);
         if (!rc)
+                rc = sheaf_prep_new(d, &d->prep);
+        if (!rc)
                 rc = sheaf_health_new(d, &d->health);
         if (!rc)
                 rc = sheaf_catchup_new(d, &d->catchup);
@@ -199,6 +202,7 @@ static void stop(struct sheaf_daemon *d)
         sheaf_catchup_free(d->catchup);
         sheaf_server_free(d->server);
         d->server = NULL;
+        sheaf_prep_free(d->prep);
         sheaf_jobs_free(d->jobs);
         sheaf_registry_free(d->registry);
         sheaf_fetcher_free(d->fetcher);

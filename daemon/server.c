@@ -14,6 +14,7 @@
  *
  * Threads: loop thread. */
 #include "daemon/jobs/jobs.h"
+#include "daemon/prep/prep.h"
 #include "daemon/server_internal.h"
 
 #include "daemon/clock.h"
@@ -106,6 +107,7 @@ void sheaf_conn_close(struct sheaf_conn *conn)
         }
         while ((call = LIST_FIRST(&conn->hints)))
                 call->abandon(call);
+        sheaf_seats_leave(conn);
         while ((plain = LIST_FIRST(&conn->plains))) {
                 LIST_REMOVE(plain, link);
                 sheaf_plain_lease_end(plain->lease);

@@ -32,6 +32,8 @@ struct sheaf_catchup;
 struct sheaf_health;
 struct sheaf_jobs;
 struct sheaf_jobs_seat;
+struct sheaf_prep;
+struct sheaf_seat;
 
 /* What all verbs may use. */
 struct sheaf_daemon {
@@ -46,6 +48,7 @@ struct sheaf_daemon {
         struct sheaf_health *health;
         struct sheaf_catchup *catchup;
         struct sheaf_jobs *jobs;
+        struct sheaf_prep *prep;
         uint64_t hint_items; /* of all clients */
         uint64_t tour_items; /* under way for warmups and seals */
         int64_t started_ns;
@@ -127,6 +130,7 @@ struct sheaf_conn {
         uint64_t fetch_items, hint_items;
         LIST_HEAD(, sheaf_plain_hold) plains;
         uint64_t plain_numbers;
+        LIST_HEAD(, sheaf_seat) seats; /* in groups that prepare batches */
         uint32_t call_count;
         TAILQ_HEAD(, sheaf_out) queue;
         uint64_t queue_bytes;

@@ -12,6 +12,7 @@
  * Threads: loop thread. */
 #include "daemon/chore.h"
 #include "daemon/jobs/jobs.h"
+#include "daemon/prep/prep.h"
 #include "daemon/verbs/verbs.h"
 
 #include "daemon/clock.h"
@@ -365,6 +366,29 @@ static void server_metrics(struct sheet *s)
         counter(s, "jobs.restored", "", jobs.restored);
 }
 
+static void prep_metrics(struct sheet *s)
+{
+        struct sheaf_prep_stats prep;
+
+        if (!sheaf_conn_sees_all(s->conn))
+                return;
+        sheaf_prep_stats(s->conn->daemon->prep, &prep);
+        gauge(s, "prep.groups", "", prep.groups);
+        gauge(s, "prep.members", "", prep.members);
+        gauge(s, "prep.workers", "", prep.workers);
+        gauge(s, "prep.staged", "", prep.staged);
+        gauge(s, "prep.staged_bytes", "", prep.staged_bytes);
+        gauge(s, "prep.bytes_max", "", prep.bytes_max);
+        counter(s, "prep.prepared", "", prep.prepared);
+        counter(s, "prep.taken", "", prep.taken);
+        counter(s, "prep.redone", "", prep.redone);
+        counter(s, "prep.private", "", prep.own);
+        counter(s, "prep.late", "", prep.late);
+        counter(s, "prep.failed", "", prep.failed);
+        counter(s, "prep.detached", "", prep.detached);
+        counter(s, "prep.refused", "", prep.refused);
+}
+
 static struct sheet *sheet_new(struct sheaf_conn *conn, uint64_t id)
 {
         struct sheet *s = sheaf_new(struct sheet, 1);
@@ -385,6 +409,7 @@ static void sheet_end(struct sheet *s)
                 arena_metrics(s);
                 store_metrics(s);
                 server_metrics(s);
+                prep_metrics(s);
         }
         sheet_send(s, false);
         free(s);
@@ -504,6 +529,7 @@ int sheaf_stats_node(struct sheaf_conn *conn, void **ret_space,
         arena_metrics(s);
         store_metrics(s);
         server_metrics(s);
+        prep_metrics(s);
         *ret_space = s;
         *ret_metrics = s->pointers;
         *ret_count = s->count;

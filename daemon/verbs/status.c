@@ -16,6 +16,7 @@
 #include "daemon/grants.h"
 #include "daemon/health.h"
 #include "daemon/jobs/jobs.h"
+#include "daemon/prep/prep.h"
 #include "daemon/registry/names.h"
 
 #include <limits.h>
@@ -233,6 +234,21 @@ static void of_journals(struct report *r)
                 "kernel log");
 }
 
+static void of_groups(struct report *r)
+{
+        struct sheaf_prep_stats prep;
+
+        sheaf_prep_stats(r->conn->daemon->prep, &prep);
+        if (prep.held)
+                condition(r, "prep-full",
+                        "jobs wait since prepared batches have no more room",
+                        "the batches that groups keep for their slower "
+                        "members fill --prep, or a user's share of it, or a "
+                        "quarter of the descriptors",
+                        "a larger --prep, or loaders with a smaller ahead or "
+                        "less patience; see: sheaf groups");
+}
+
 /* ---- datasets and grants ---- */
 
 static void of_origin(struct report *r, const struct sheaf_reg_dataset *ds)
@@ -312,6 +328,7 @@ static void fill_conditions(struct report *r)
         of_limits(r);
         of_damage(r);
         of_journals(r);
+        of_groups(r);
         for (ds = sheaf_registry_first(r->conn->daemon->registry); ds;
                 ds = TAILQ_NEXT(ds, link))
                 if (sheaf_registry_may_read(ds, &r->conn->who))

@@ -17,6 +17,11 @@ sheaf_verb sheaf_verb_fetch;
 sheaf_verb sheaf_verb_bind;
 /* job.c */
 sheaf_verb sheaf_verb_list_jobs, sheaf_verb_remove_job;
+/* group.c */
+sheaf_verb sheaf_verb_join_group, sheaf_verb_begin_group,
+        sheaf_verb_lease_batch, sheaf_verb_offer_batch, sheaf_verb_fail_batch,
+        sheaf_verb_take_batch, sheaf_verb_leave_group, sheaf_verb_group_stats,
+        sheaf_verb_list_groups;
 /* plain.c */
 sheaf_verb sheaf_verb_open_plain, sheaf_verb_close_plain;
 /* add.c */

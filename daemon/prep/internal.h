@@ -1,0 +1,93 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the files of the service share:
+ *
+ *   prep.c    groups and their owners; what they answer; time; files
+ *   seats.c   memberships and what they ask */
+#ifndef SHEAF_DAEMON_PREP_INTERNAL_H
+#define SHEAF_DAEMON_PREP_INTERNAL_H
+
+#include "daemon/prep/prep.h"
+
+#include "daemon/clock.h"
+
+struct sheaf_prep_trait {
+        char name[SHEAF_PREP_TRAIT_NAME + 1];
+        char value[SHEAF_PREP_TRAIT_VALUE + 1];
+};
+
+/* Who has groups. */
+struct sheaf_prep_owner {
+        LIST_ENTRY(sheaf_prep_owner) link;
+        uid_t uid;
+        uint64_t grant; /* then the uid is not looked at */
+        uint32_t groups;
+        struct sheaf_prep_purse purse;
+        bool more; /* there is more room than there was */
+};
+
+struct sheaf_prep_room {
+        LIST_ENTRY(sheaf_prep_room) link;
+        TAILQ_ENTRY(sheaf_prep_room) dirty_link;
+        struct sheaf_prep *prep;
+        struct sheaf_prep_owner *owner;
+        char name[SHEAF_PREP_NAME_MAX + 1];
+        struct sheaf_prep_config config;
+        struct sheaf_prep_trait *traits; /* owned */
+        size_t trait_count;
+        struct sheaf_prep_group *group;
+        LIST_HEAD(, sheaf_seat) seats;
+        bool dirty;
+        int64_t due_ns;     /* of the groups' time */
+        int64_t starved_ns; /* members waited for want of room, of late */
+};
+
+struct sheaf_seat {
+        LIST_ENTRY(sheaf_seat) link;      /* of the connection */
+        LIST_ENTRY(sheaf_seat) room_link; /* while it has a room */
+        struct sheaf_conn *conn;
+        uint64_t number;
+        struct sheaf_prep_room *room; /* NULL: dismissed */
+        struct sheaf_prep_member *member;
+        struct sheaf_prep_worker *worker;
+        struct sheaf_prep_wait *wait;
+        bool others;
+        uint64_t floor;
+};
+
+struct sheaf_prep {
+        struct sheaf_daemon *daemon;
+        LIST_HEAD(, sheaf_prep_owner) owners;
+        LIST_HEAD(, sheaf_prep_room) rooms;
+        TAILQ_HEAD(, sheaf_prep_room) dirty;
+        TAILQ_HEAD(, sheaf_prep_wait) waits;
+        uint32_t owner_count, files_max;
+        uint64_t numbers;
+        uv_timer_t timer;
+        uv_idle_t idle;
+        int open_handles;
+        bool ticking, idling, ending;
+        int64_t time_ns, seen_ns; /* the groups' time; when it was looked at */
+        int64_t wait_due_ns;      /* no wait is over before */
+        struct sheaf_prep_stats past; /* of groups that ended */
+        /* Files that are to be closed on the pool. */
+        uv_work_t work;
+        int *doomed, *closing;
+        size_t doomed_count, doomed_room, closing_count;
+};
+
+/* The room's group was told something. */
+void sheaf_prep_room_told(struct sheaf_prep_room *room);
+/* The room of that name of @conn's principal; NULL. */
+struct sheaf_prep_room *sheaf_prep_room_find(
+        struct sheaf_conn *conn, const char *name);
+SHEAF_MUST_CHECK int sheaf_prep_room_new(struct sheaf_conn *conn,
+        const struct sheaf_seat_spec *spec, struct sheaf_prep_room **ret_room,
+        char *ret_why);
+/* Ends it when nobody takes part. */
+void sheaf_prep_room_leave(struct sheaf_prep_room *room);
+/* @event was told by the group, or the wait of @seat is over. */
+void sheaf_seat_event(
+        struct sheaf_seat *seat, const struct sheaf_prep_event *event);
+void sheaf_seat_late(struct sheaf_seat *seat);
+
+#endif
