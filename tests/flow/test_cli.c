@@ -46,9 +46,9 @@ static json_int_t number(json_t *root, const char *name)
 
 /* ---- help and usage ---- */
 
-static const char *const verbs[] = { "add", "ls", "rm", "seal", "verify",
-        "update", "share", "mount", "umount", "warmup", "stats", "status",
-        "grant", "job", "doctor", "sim", "completion", "version" };
+static const char *const verbs[] = { "add", "groups", "ls", "rm", "seal",
+        "verify", "update", "share", "mount", "umount", "warmup", "stats",
+        "status", "grant", "job", "doctor", "sim", "completion", "version" };
 
 Test(cli, help_of_every_verb_without_a_daemon)
 {

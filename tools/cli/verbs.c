@@ -21,6 +21,7 @@ const struct cli_verb *const cli_verbs[] = {
         &cli_verb_status,
         &cli_verb_grant,
         &cli_verb_job,
+        &cli_verb_groups,
         &cli_verb_doctor,
         &cli_verb_sim,
         &cli_verb_completion,

@@ -1,0 +1,63 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Members and workers of groups as processes, and a board in shared memory on
+ * which they write what they got. In them nothing asserts: they end with a
+ * status that says what went wrong. */
+#ifndef SHEAF_TESTS_FLOW_GROUPS_H
+#define SHEAF_TESTS_FLOW_GROUPS_H
+
+#include "tests/flow/harness.h"
+
+#include <stdatomic.h>
+
+#define GROUPS_MEMBERS 6
+#define GROUPS_WORKERS 4 /* of a member */
+#define GROUPS_BATCHES 256
+
+struct groups_board {
+        /* How often member m got batch b, and was told that it failed. */
+        atomic_uint taken[GROUPS_MEMBERS][GROUPS_BATCHES];
+        atomic_uint failed[GROUPS_MEMBERS][GROUPS_BATCHES];
+        atomic_uint prepared[GROUPS_BATCHES];
+        atomic_uint next[GROUPS_MEMBERS];      /* batch that it waits for */
+        atomic_uint waits_for[GROUPS_MEMBERS]; /* state, as it was told last */
+        atomic_uint holding;                   /* somebody keeps the batch */
+        atomic_uint go_on;                     /* who waits on purpose may go */
+};
+extern struct groups_board *board;
+
+/* Of a member, and of its workers. */
+struct groups_spec {
+        const char *dataset, *group;
+        uint32_t member; /* index on the board */
+        uint32_t batches, epochs, first;
+        uint32_t ahead, lease_ms, patience_ms, members;
+        uint32_t rank, world;
+        const char *transform; /* a trait */
+        uint64_t bytes;        /* of a batch */
+        bool prepares;         /* the member, if nobody else does */
+        /* It comes to its batch @stop_at, and stays there until go_on; of a
+         * worker: with the lease of it. UINT32_MAX: never. */
+        uint32_t stop_at;
+        uint32_t slow_ms; /* a batch: that it takes, or prepares */
+        uint32_t fail_at; /* a worker reports that this fails */
+        const char *schema;
+};
+/* With what most tests want. */
+struct groups_spec groups_spec(uint32_t member);
+
+void groups_init(void);
+void groups_fini(void);
+/* Both end with 0; 1: see stderr. */
+pid_t groups_member(const struct groups_spec *spec);
+pid_t groups_worker(const struct groups_spec *spec);
+
+/* Opens the group of @spec, of this process. */
+int groups_open(struct sheaf_dataset *dataset, const struct groups_spec *spec,
+        bool worker, struct sheaf_group **ret_group);
+/* A sealed file of @batch; or with other seals. */
+int groups_file(uint64_t batch, uint64_t bytes, int seals);
+#define GROUPS_SEALS 15 /* all four */
+/* The bytes are those of @batch. */
+bool groups_check(int fd, uint64_t batch, uint64_t bytes);
+
+#endif
