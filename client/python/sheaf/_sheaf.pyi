@@ -88,6 +88,56 @@ class Job:
     ) -> None: ...
     def warning(self) -> str | None: ...
 
+class Group:
+    """A part in a group that prepares batches once (``sheaf_group_*``): of a
+    member, which takes them, or of one of its workers. One thread at a time.
+    OSError as libsheaf says; ValueError: it was left."""
+
+    def __new__(
+        cls,
+        source: Source,
+        name: str,
+        traits: list[tuple[str, str]],
+        member: bytes,
+        worker: bool,
+        batches: int,
+        ahead: int,
+        lease_ms: int,
+        patience_ms: int,
+        rank: int,
+        world: int,
+        members: int,
+    ) -> Group:
+        """Joins. FileExistsError: another trait, which it names."""
+    @property
+    def floor(self) -> int | None:
+        """The lowest batch that others wanted when this member joined."""
+    def begin(self, batch: int, /) -> None:
+        """Member: it takes this one next, or a later one."""
+    def take(
+        self, batch: int, wait_ms: int, may_prepare: bool, /
+    ) -> tuple[int, int, str | None]:
+        """Member: (state, descriptor or -1, text of a failure). A call that a
+        signal's handler ends loses nothing: the next one has the batch."""
+    def lease(self, wait_ms: int, /) -> int | None:
+        """Worker: a batch to prepare; None: none within that time.
+        FileNotFoundError: its member is gone."""
+    def offer(self, batch: int, fd: int, schema: str, /) -> bool:
+        """A leased batch; ``fd`` stays the caller's. False: another one was
+        first. FileExistsError: another schema."""
+    def fail(self, batch: int, why: str, /) -> bool:
+        """A leased batch cannot be prepared."""
+    def stats(self) -> dict[str, int]: ...
+    def leave(self) -> None: ...
+
+class Memory:
+    """A memory file in a private mapping: a buffer that may be written to."""
+
+    def __init__(self, fd: int) -> None:
+        """The whole file; ``fd`` stays the caller's. OSError."""
+    def __len__(self) -> int: ...
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
 class SampleBase:
     """A file's bytes: a read-only buffer, pinned while it lives."""
 

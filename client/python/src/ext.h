@@ -8,6 +8,8 @@
  *   files.c    folders, and ranges of files
  *   origin.c   files and order without the daemon
  *   job.c      an open job (Job)
+ *   group.c    a part in a group that prepares batches once (Group)
+ *   memory.c   a prepared batch, mapped (Memory)
  *   sample.c   the buffer (SampleBase)
  *   dlpack.c   its capsules
  *
@@ -102,6 +104,10 @@ struct ext_job {
         uint8_t check; /* 1 .. 255: what slots of this job carry */
 };
 extern PyType_Spec ext_job_spec;
+
+/* ---- group.c, memory.c ---- */
+
+extern PyType_Spec ext_group_spec, ext_memory_spec;
 
 /* ---- batch.c ---- */
 

@@ -5,6 +5,7 @@
 #include "client/python/src/ext.h"
 
 PyTypeObject *ext_source_type, *ext_job_type, *ext_sample_type;
+static PyTypeObject *group_type, *memory_type;
 
 static int add(
         PyObject *m, PyType_Spec *spec, const char *name, PyTypeObject **ret)
@@ -25,7 +26,9 @@ static int fill(PyObject *m)
         }
         if (add(m, &ext_source_spec, "Source", &ext_source_type) ||
                 add(m, &ext_job_spec, "Job", &ext_job_type) ||
-                add(m, &ext_sample_spec, "SampleBase", &ext_sample_type))
+                add(m, &ext_sample_spec, "SampleBase", &ext_sample_type) ||
+                add(m, &ext_group_spec, "Group", &group_type) ||
+                add(m, &ext_memory_spec, "Memory", &memory_type))
                 return -1;
         return PyModule_AddStringConstant(m, "VERSION", SHEAF_VERSION);
 }
