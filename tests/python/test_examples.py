@@ -135,3 +135,15 @@ def test_lightning(clipart):
     second = run("train_lightning.py", *common, where=clipart)
     # 64 of 96 samples are trained; 4 steps of 8 are left, then 12 more
     assert "step 20, accuracy" in second, second
+
+
+def test_hp_search(clipart):
+    """Three jobs take all batches, which are prepared once."""
+    output = run("hp_search.py", "clipart/train", "--rates", "0.01", "0.03",
+                 "0.1", "--batch", "16", "--epochs", "2",
+                 where=clipart)  # fmt: skip
+    found = re.findall(r"took (\d+) batches, .* prepared (\d+)", output)
+    batches = 2 * CLASSES * (EACH - HELD) // 16
+    assert len(found) == 3, output
+    assert all(int(taken) == batches for taken, _ in found), output
+    assert sum(int(own) for _, own in found) == batches, output

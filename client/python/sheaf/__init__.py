@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ._sheaf import VERSION as __version__
 from .dataset import Dataset
-from .errors import JobError, StateError
+from .errors import GroupMismatch, JobError, StateError
 from .onerror import Failure
 from .augment import rng
 from .sample import Sample
@@ -23,6 +23,7 @@ from .stats import Stats
 
 if TYPE_CHECKING:
     from .batches import Batch, collate
+    from .coordinated import CoordinatedLoader
     from .fs import open_fs
     from .loader import Loader
     from .profile import StallProfiler, StallReport, WhatIf, whatif
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 _LAZY = {
     "Batch": "batches",
+    "CoordinatedLoader": "coordinated",
     "collate": "batches",
     "Loader": "loader",
     "StallProfiler": "profile",
@@ -42,8 +44,10 @@ _LAZY = {
 
 __all__ = [
     "Batch",
+    "CoordinatedLoader",
     "Dataset",
     "Failure",
+    "GroupMismatch",
     "JobError",
     "Loader",
     "Sample",

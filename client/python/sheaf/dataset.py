@@ -377,13 +377,32 @@ class Dataset:
             mine.append(id)
         if not mine:
             raise ValueError("a subset has one sample at least")
-        part = copy.copy(self)
+        part = self._copy()
         part._ids, part._subset = mine, bytes(bits)
         part._sorted = None
+        return part
+
+    def _copy(self) -> "Dataset":
+        """The same, with slots of its own."""
+        part = copy.copy(self)
         part._job = None
         part.next_epoch = 0
         part._policy = Policy(self._policy.on_error)
         _made(part)
+        return part
+
+    def of_job(
+        self,
+        job: str,
+        seed: int,
+        ahead: int,
+        transform: Callable[[Any], Any] | None,
+    ) -> "Dataset":
+        """The same samples as slots of the run ``job``, by another seed and
+        transform."""
+        part = self._copy()
+        part._job_name, part.seed, part.transform = job, seed, transform
+        part.ahead = self.ahead or ahead
         return part
 
     def _sorted_ids(self) -> "array[int] | None":

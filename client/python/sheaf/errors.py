@@ -14,3 +14,8 @@ class StateError(ValueError):
 
 class JobError(RuntimeError):
     """The processes of a run cannot tell that they are one run."""
+
+
+class GroupMismatch(ValueError):
+    """A member of a group prepares something else than the others; names what
+    differs, with both values."""

@@ -32,7 +32,8 @@ def _sharded_outside() -> bool:
     return False
 
 
-def _rank_of(given: Any) -> tuple[int, int]:
+def rank_of(given: Any) -> tuple[int, int]:
+    """(rank, world) as they were given. ValueError."""
     try:
         rank, world = map(operator.index, given)
     except (TypeError, ValueError):
@@ -105,7 +106,7 @@ class SlotSampler(DistributedSampler[int]):
             )
         auto = isinstance(distributed, str) and distributed == "auto"
         if distributed is not None and not auto:
-            distributed = _rank_of(distributed)
+            distributed = rank_of(distributed)
         self.dataset: Any = dataset
         self.distributed = distributed
         self.drop_last = drop_last
