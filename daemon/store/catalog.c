@@ -88,7 +88,7 @@ static void note_damage(struct sheaf_catalog *catalog)
 /* A call into LMDB, which a damaged page must not turn into our end. */
 #define guarded(catalog, call)                                                 \
         ({                                                                     \
-                int rc_ = -EBADMSG;                                            \
+                volatile int rc_ = -EBADMSG; /* read after a jump */           \
                                                                                \
                 if (!atomic_load(&(catalog)->damaged)) {                       \
                         if (!sigsetjmp(*sheaf_guard_begin(), 0)) {             \
