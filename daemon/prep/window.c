@@ -157,20 +157,22 @@ static void add_some(struct sheaf_prep_group *group,
 {
         struct sheaf_prep_window *window = &group->shared;
         const uint32_t batches = group->config.batches;
+        const uint32_t world = member->config.world;
         uint64_t batch;
 
         lo = SHEAF_MAX(lo, member->position);
-        if (member->config.world == 1) {
+        if (world == 1) {
                 add_all(window, lo, hi, by);
                 return;
         }
         batch = sheaf_prep_next_of(member, lo);
         for (uint64_t place = batch % batches; batch < hi;) {
-                uint16_t *need = &window->need[sheaf_prep_at(window, batch)];
+                uint32_t at = sheaf_prep_at(window, batch);
 
-                *need = (uint16_t)(*need + by);
-                batch += member->config.world;
-                place += member->config.world;
+                /* Until the ring or the epoch ends. */
+                for (; at < window->cap && batch < hi && place < batches;
+                        at += world, batch += world, place += world)
+                        window->need[at] = (uint16_t)(window->need[at] + by);
                 if (place < batches)
                         continue;
                 batch = batch - place + batches + member->config.rank;

@@ -587,7 +587,7 @@ void model_finish(struct model *model)
 {
         struct model_worker *w = &model->w[0];
         uint64_t end[MODEL_MEMBERS];
-        bool left = true;
+        bool left = true, prepare = pick(model, 2);
 
         if (w->here)
                 retire(model, w);
@@ -604,7 +604,8 @@ void model_finish(struct model *model)
                         join(model, m);
                 if (m->here && !m->stopped && !m->begun)
                         begin(model, m, 0);
-                m->prepares = true;
+                /* One by its worker, the others by themselves. */
+                m->prepares = i > 0 || prepare;
                 if (m->wants) {
                         sheaf_prep_unwant(m->member, model->now_ns);
                         m->wants = false;
@@ -620,6 +621,12 @@ void model_finish(struct model *model)
 
                         if (!m->here || m->stopped)
                                 continue;
+                        if (i == 0 && m->position >= end[i]) {
+                                /* The worker is its own: it goes on. */
+                                ask(model, m);
+                                answers(model);
+                                continue;
+                        }
                         if (m->position >= end[i] && !m->self_leased) {
                                 /* It goes, so that it holds nobody back. */
                                 leave(model, m);
