@@ -247,9 +247,13 @@ def _serve(
             return
         counters[row + 2] = dataset._fetch_s
         counters[row + 3] = dataset._prep_s
+        # Before anybody can have taken it.
+        counters[row] += 1
+        counted = False
         try:
-            counters[row] += group.offer(batch, fd, schema)
+            counted = group.offer(batch, fd, schema)
         finally:
+            counters[row] -= not counted
             os.close(fd)
     except FileExistsError:
         raise
