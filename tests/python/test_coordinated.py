@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -177,7 +179,7 @@ def test_who_lags(few: str, group: str, crowd: Crowd) -> None:
 
 
 def test_ranks_and_a_job_of_one_process(
-    few: str, group: str, crowd: Crowd
+    node: Node, few: str, group: str, crowd: Crowd
 ) -> None:
     """Two ranks share an epoch, a third process has all of it."""
     r0, r1, whole = crowd.get(3)
@@ -186,7 +188,16 @@ def test_ranks_and_a_job_of_one_process(
     for rank, member in enumerate((r0, r1)):
         make([member], few, group=group, distributed=(rank, 2), **options)
     make([whole], few, group=group, **options)
-    half, other, everything = all_take([r0, r1, whole])
+    # the second rank is there first, and stands at its first batch
+    r1.tell("take")
+    end = time.monotonic() + 60
+    while not re.search(
+        r'"batch": *1\b', node.sheaf("groups", group, "--json").stdout
+    ):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    half, everything = all_take([r0, whole])
+    other = r1.result()
     assert everything == lone(few, group, Prepare())[0]
     # 15 batches: the last one makes no round
     assert half == everything[0:14:2] and other == everything[1:14:2]
@@ -204,7 +215,7 @@ def test_ranks_begin_together(
     ds = {"transform": Prepare(), **STRICT}
     options: dict[str, Any] = {"ds": ds, "drop_last": True, "max_ahead": 16}
     make([whole], few, group=group, **options)
-    whole.call("take", 1)
+    whole.call("take", 3)
     for rank, member in enumerate((r0, r1)):
         member.tell("rank", rank, 2, str(tmp_path / "store"))
     for member in (r0, r1):

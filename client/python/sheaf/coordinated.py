@@ -422,7 +422,9 @@ class CoordinatedLoader:
             epoch = 0
         else:
             epoch, done = divmod(group.floor, self._batches())
-            if done and self.join == "epoch":
+            # A rank that has taken nothing yet stands at its own number.
+            fresh = max(self._ranks[1], self._members)
+            if done >= fresh and self.join == "epoch":
                 epoch += 1
         # Ranks of a job begin together, though they join one by one.
         return _agreed(self.group, epoch) if self._ranks[1] > 1 else epoch
