@@ -71,6 +71,10 @@ bool sheaf_registry_evacuate(struct sheaf_reg_dataset *dataset);
 /* It is in its new domain, or stays: what waited is opened. */
 void sheaf_registry_moved(struct sheaf_reg_dataset *dataset);
 
+/* registry_origin.c */
+/* The path of the origin and the one before, of which there is one. */
+void sheaf_registry_swap_path(struct sheaf_reg_dataset *dataset);
+
 /* registry_domain.c */
 /* Whether the version has a table in @who's arena. */
 bool sheaf_registry_lodges(const struct sheaf_reg_version *version,

@@ -292,6 +292,7 @@ static int publish_begin(struct sheaf_store_change *change)
         if (rc)
                 return rc;
         p->recorded = true;
+        sheaf_registry_record_path(ds);
         return sheaf_registry_pack(ds, change);
 }
 

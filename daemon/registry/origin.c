@@ -45,19 +45,18 @@ void sheaf_registry_detach(struct sheaf_reg_dataset *dataset)
         dataset->attachment = SHEAF_ATTACH_NONE;
 }
 
-/* The path is taken, the one before is given. */
-static char *exchange_path(struct sheaf_reg_dataset *ds, char *path)
+void sheaf_registry_swap_path(struct sheaf_reg_dataset *ds)
 {
         ProtobufCBinaryData *origin = &ds->record->origin;
-        char *before = (char *)origin->data;
+        char *path = ds->path_before;
 
+        ds->path_before = (char *)origin->data;
         origin->data = (uint8_t *)path;
         origin->len = strlen(path);
-        return before;
 }
 
 int sheaf_registry_present(struct sheaf_reg_dataset *dataset,
-        const char *origin_path, int origin_fd, char **ret_before)
+        const char *origin_path, int origin_fd)
 {
         sheaf_autofree char *path = strdup(origin_path);
         int rc;
@@ -68,17 +67,25 @@ int sheaf_registry_present(struct sheaf_reg_dataset *dataset,
         rc = start_reader(dataset, NULL, origin_fd);
         if (rc)
                 return rc;
-        path = exchange_path(dataset, path);
+        dataset->path_before = sheaf_steal(&path);
+        sheaf_registry_swap_path(dataset);
         dataset->attachment = SHEAF_ATTACHED;
-        if (ret_before)
-                *ret_before = sheaf_steal(&path);
         return 0;
 }
 
-void sheaf_registry_take_back(struct sheaf_reg_dataset *dataset, char *before)
+void sheaf_registry_record_path(struct sheaf_reg_dataset *dataset)
 {
-        sheaf_registry_detach(dataset);
-        free(exchange_path(dataset, before));
+        dataset->path_settles = true;
+}
+
+void sheaf_registry_presented(struct sheaf_reg_dataset *dataset, bool stays)
+{
+        if (dataset->path_before && !stays) {
+                sheaf_registry_detach(dataset);
+                sheaf_registry_swap_path(dataset);
+        }
+        free(sheaf_steal(&dataset->path_before));
+        dataset->path_settles = false;
 }
 
 int sheaf_registry_origin(

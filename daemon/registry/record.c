@@ -38,14 +38,19 @@ void sheaf_registry_key(
 int sheaf_registry_pack(
         struct sheaf_reg_dataset *ds, struct sheaf_store_change *change)
 {
+        bool tried = ds->path_before && !ds->path_settles;
         char key[SHEAF_REG_KEY_BYTES];
         int rc;
 
         sheaf_registry_key(ds, key);
+        if (tried)
+                sheaf_registry_swap_path(ds);
         rc = sheaf_store_change_value(change, key,
                 sheaf_record__dataset__get_packed_size(ds->record));
         if (!rc)
                 sheaf_record__dataset__pack(ds->record, change->value);
+        if (tried)
+                sheaf_registry_swap_path(ds);
         return rc;
 }
 

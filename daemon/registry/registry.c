@@ -488,7 +488,7 @@ int sheaf_registry_create(struct sheaf_registry *registry,
                 sheaf_record__dataset__free_unpacked(record, NULL);
                 return rc ? rc : -ENOMEM;
         }
-        rc = sheaf_registry_present(ds, origin_path, origin_fd, NULL);
+        rc = sheaf_registry_present(ds, origin_path, origin_fd);
         if (rc) {
                 TAILQ_REMOVE(&registry->datasets, ds, link);
                 sheaf_registry_free_dataset(ds);
@@ -524,6 +524,7 @@ void sheaf_registry_free_dataset(struct sheaf_reg_dataset *ds)
                 free(version);
         }
         sheaf_record__dataset__free_unpacked(ds->record, NULL);
+        free(ds->path_before);
         free(ds);
 }
 

@@ -100,8 +100,10 @@ struct sheaf_reg_dataset {
         enum sheaf_attachment attachment;
         const char *detached_why; /* static */
         struct sheaf_origin_probe probe;
-        int64_t retry_ns; /* a detached origin is tried again then */
-        bool listing;     /* add or update under way */
+        int64_t retry_ns;  /* a detached origin is tried again then */
+        char *path_before; /* of the origin, while another is tried; or NULL */
+        bool path_settles; /* the record gets the other one */
+        bool listing;      /* add or update under way */
         bool removed;
         bool left;        /* whoever tells of all knows that */
         bool moving;      /* to another domain: opened when it is there */
@@ -161,13 +163,16 @@ SHEAF_MUST_CHECK int sheaf_registry_create(struct sheaf_registry *registry,
         const struct sheaf_principal *owner, const char *name,
         const char *origin_path, int origin_fd, bool follow,
         struct sheaf_reg_dataset **ret_dataset);
-/* The origin, presented by a client; @ret_before (may be NULL) is where it was
- * until now, freed by the caller or given to sheaf_registry_take_back(). */
+/* The origin, presented by a client. Until sheaf_registry_presented() it is
+ * tried: what is recorded meanwhile, for whatever reason, has the path before,
+ * which a kill of the daemon thus leaves, but for what is recorded after
+ * sheaf_registry_record_path(). */
 SHEAF_MUST_CHECK int sheaf_registry_present(struct sheaf_reg_dataset *dataset,
-        const char *origin_path, int origin_fd, char **ret_before);
-/* It was not what the client meant: the next need starts a reader at @before,
- * which is taken. */
-void sheaf_registry_take_back(struct sheaf_reg_dataset *dataset, char *before);
+        const char *origin_path, int origin_fd);
+void sheaf_registry_record_path(struct sheaf_reg_dataset *dataset);
+/* It @stays; or it was not what the client meant: the next need starts a
+ * reader at the path before. Nothing happens when nothing was presented. */
+void sheaf_registry_presented(struct sheaf_reg_dataset *dataset, bool stays);
 /* Ends the reader; the next need starts one at the recorded path. */
 void sheaf_registry_detach(struct sheaf_reg_dataset *dataset);
 /* Starts the reader if there is none, without a probe: for listing anew. */

@@ -63,9 +63,6 @@ struct listing_job {
         bool prev_held;
         bool at_origin; /* the reader lists */
         bool has_dir;   /* the version's directory may be there */
-        /* update: the origin's path until it was presented; NULL: it was not,
-         * or what it leads to now is listed. */
-        char *before;
         int64_t progress_ns;
 };
 
@@ -84,8 +81,7 @@ static void job_free(struct listing_job *job)
 
         drop_dir(job);
         ds->listing = false;
-        if (job->before)
-                sheaf_registry_take_back(ds, sheaf_steal(&job->before));
+        sheaf_registry_presented(ds, false);
         if (job->prev_held)
                 sheaf_registry_unhold(job->opening.version);
         if (job->fresh && TAILQ_EMPTY(&ds->versions) && !ds->removed)
@@ -163,7 +159,7 @@ static void job_answer(struct listing_job *job)
         struct sheaf_conn *conn = job->call.conn;
 
         ds->listing = false;
-        free(sheaf_steal(&job->before));
+        sheaf_registry_presented(ds, true);
         if (!conn) {
                 job_free(job);
                 return;
@@ -236,7 +232,8 @@ static void job_kept(void *arg, int rc)
 static void job_keep(struct listing_job *job)
 {
         sheaf_listing_block_let_go(job->daemon->store, &job->block);
-        if (job->before)
+        sheaf_registry_record_path(job->dataset);
+        if (job->dataset->path_before)
                 sheaf_registry_record(job->dataset, job_kept, job);
         else
                 job_answer(job);
@@ -476,18 +473,16 @@ static void prev_opened(struct sheaf_opening *opening, int rc)
                 job_fail(job, rc, "the origin cannot be listed");
 }
 
-/* Begins a listing job; @fresh for add, @force as it was said there, @before
- * for update, as in the job; taken. */
+/* Begins a listing job; @fresh for add, @force as it was said there. */
 static void job_begin(struct sheaf_conn *conn, uint64_t id,
-        struct sheaf_reg_dataset *ds, bool fresh, bool force, char *before)
+        struct sheaf_reg_dataset *ds, bool fresh, bool force)
 {
         struct listing_job *job = sheaf_new(struct listing_job, 1);
         int rc;
 
         if (!sheaf_call_begin(conn, id, job ? &job->call : NULL, abandon)) {
                 free(job);
-                if (before)
-                        sheaf_registry_take_back(ds, before);
+                sheaf_registry_presented(ds, false);
                 if (fresh)
                         sheaf_registry_unrecord(ds);
                 return;
@@ -496,7 +491,6 @@ static void job_begin(struct sheaf_conn *conn, uint64_t id,
         job->dataset = ds;
         job->fresh = fresh;
         job->force = force;
-        job->before = before;
         job->claim_fd = -1;
         job->block.memfd = -1;
         ds->listing = true;
@@ -579,7 +573,7 @@ static void add(
         }
         ds->record->share_kind = kind;
         ds->record->share_gid = gid;
-        job_begin(conn, id, ds, true, add->force, NULL);
+        job_begin(conn, id, ds, true, add->force);
 }
 
 void sheaf_verb_add_dataset(struct sheaf_conn *conn, struct sheaf_wire_msg *msg)
@@ -617,7 +611,7 @@ void sheaf_verb_update_dataset(
         struct sheaf_reg_dataset *ds =
                 sheaf_conn_dataset(conn, id, update->name, true);
         sheaf_autofd int fd = sheaf_wire_take_fd(msg, 0);
-        char origin[PATH_MAX], *before = NULL;
+        char origin[PATH_MAX];
         int rc;
 
         if (!ds)
@@ -636,7 +630,7 @@ void sheaf_verb_update_dataset(
                                 "absolute path");
                         return;
                 }
-                rc = sheaf_registry_present(ds, origin, fd, &before);
+                rc = sheaf_registry_present(ds, origin, fd);
                 if (rc) {
                         sheaf_conn_error(conn, id, rc,
                                 "no reader for %s can be started", origin);
@@ -646,5 +640,5 @@ void sheaf_verb_update_dataset(
                 /* The owner wants what is at the recorded path now. */
                 sheaf_registry_detach(ds);
         }
-        job_begin(conn, id, ds, false, false, before);
+        job_begin(conn, id, ds, false, false);
 }

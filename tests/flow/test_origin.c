@@ -367,6 +367,32 @@ Test(origin, hang_of_a_listing)
         flow_stop();
 }
 
+/* Another directory is the dataset's when it has been listed: not for what is
+ * recorded meanwhile for another reason, and what the next daemon finds. */
+Test(origin, another_path_counts_when_it_was_listed)
+{
+        pid_t pid;
+
+        flow.faults = "hang:stuck";
+        flow_file(1, 30000, "f");
+        flow_file(2, 30000, "../other/stuck/g");
+        flow_start();
+        flow_ok("sheaf add data %s && sheaf warmup data", flow.origin);
+        pid = flow_fork(0, 0);
+        if (!pid)
+                _exit(flow_run("sheaf update data %s/other", flow.base) == 0);
+        cr_assert(flow_until(20, !flow_run("sheaf ls --json data") &&
+                                         strstr(flow.last.out, "/other")));
+        flow_ok("sheaf seal data");
+        flow_kill();
+        cr_assert_eq(flow_join(pid, 60), 0);
+        flow_start();
+        flow_ok("sheaf ls --json data");
+        cr_assert(!strstr(flow.last.out, "/other"), "%s", flow.last.out);
+        flow_ok("sheaf warmup --evict data && sheaf warmup data");
+        flow_stop();
+}
+
 /* The origin goes away and comes back: cached bytes are served meanwhile. */
 Test(origin, gone_and_back)
 {
