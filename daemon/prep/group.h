@@ -25,6 +25,8 @@
 #define SHEAF_PREP_SCHEMA_MAX  256
 #define SHEAF_PREP_WHY_MAX     16384 /* bytes of a text */
 #define SHEAF_PREP_ENDS_MAX    3
+/* What one job could not prepare waits so long for another's worker. */
+#define SHEAF_PREP_SHUN_NS (5 * SHEAF_NS_PER_SEC)
 
 struct sheaf_prep_group;
 struct sheaf_prep_member;

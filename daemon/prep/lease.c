@@ -569,7 +569,7 @@ static bool others_prepare(const struct sheaf_prep_group *group,
 
         LIST_FOREACH (m, &group->members, link)
                 if (m != but && !m->unfit && m->attached &&
-                        (m->workers || m->may_prepare))
+                        (m->workers || (m->may_prepare && m->wants)))
                         return true;
         return false;
 }
@@ -602,7 +602,8 @@ int sheaf_prep_fail(struct sheaf_prep_worker *worker, uint64_t batch,
         }
         entry->reported = true;
         entry->shunned = worker->member->number;
-        entry->shun_until_ns = now_ns + lease_ns(group, entry);
+        entry->shun_until_ns =
+                now_ns + SHEAF_MIN(lease_ns(group, entry), SHEAF_PREP_SHUN_NS);
         group->shun_due_ns =
                 SHEAF_MIN(group->shun_due_ns, entry->shun_until_ns);
         set_why(group, entry, why);

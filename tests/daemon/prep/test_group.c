@@ -234,17 +234,35 @@ Test(prep, an_error_does_not_wait_for_the_other_job_for_ever)
         join(2, 0);
         work(2);
         lease(w, 0);
-        cr_assert_eq(sheaf_prep_fail(w, 0, "x", now_ns), 0);
-        for (uint64_t b = 1; b < AHEAD; b++)
+        later(LEASE * 9 / 10); /* leases are longer than the wait now */
+        cr_assert_eq(offer(w, 0), 0);
+        lease(w, 1);
+        cr_assert_eq(sheaf_prep_fail(w, 1, "x", now_ns), 0);
+        for (uint64_t b = 2; b < AHEAD; b++)
                 prepare(w, b);
-        want(a, 0);
+        take(a, 0);
+        want(a, 1);
         sheaf_prep_ask(w);
         nothing();
-        cr_assert_leq(sheaf_prep_tick(group, now_ns), now_ns + LEASE);
-        later(LEASE);
+        cr_assert_leq(
+                sheaf_prep_tick(group, now_ns), now_ns + SHEAF_PREP_SHUN_NS);
+        later(SHEAF_PREP_SHUN_NS);
         event = next();
         cr_assert_eq(event.kind, SHEAF_PREP_LEASE);
-        cr_assert_eq(event.batch, 0);
+        cr_assert_eq(event.batch, 1);
+}
+
+/* It would prepare, but is somewhere else. */
+Test(prep, an_error_does_not_wait_for_who_does_not_ask)
+{
+        struct sheaf_prep_member *a = join(1, 0), *b = join(2, 0);
+        struct sheaf_prep_worker *w = work(1);
+
+        cr_assert_eq(sheaf_prep_want(b, 0, true, now_ns), 0);
+        sheaf_prep_unwant(b, now_ns);
+        lease(w, 0);
+        cr_assert_eq(sheaf_prep_fail(w, 0, "x", now_ns), 0);
+        cr_assert_str_eq(told(a, 0), "x");
 }
 
 Test(prep, another_schema_is_its_own_jobs_trouble)
