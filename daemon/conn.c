@@ -132,8 +132,7 @@ static void end_waiting(struct sheaf_conn *conn)
                 sheaf_conn_error(conn, id, -ETIMEDOUT,
                         "the rest of the answer waited %llu s for this client "
                         "to read, or for others of the same user, who have "
-                        "%llu "
-                        "MiB unread; read faster, or raise --deadline",
+                        "%llu MiB unread; read faster, or raise --deadline",
                         (unsigned long long)(conn->daemon->config->deadline_ms /
                                              1000),
                         (unsigned long long)(conn->account->queue_bytes >> 20));

@@ -780,7 +780,8 @@ void sheaf_origin_stats(
         ret_stats->pid = origin->reader ? origin->reader->pid : 0;
         ret_stats->in_flight = origin->reader ? origin->reader->busy : 0;
         ret_stats->queued = origin->queued;
-        ret_stats->held_off = origin->barren > 0;
+        ret_stats->held_off =
+                origin->barren && !(origin->reader && origin->reader->replies);
         ret_stats->waits = ret_stats->in_flight + ret_stats->queued >
                            (uint64_t)origin->config.threads;
         ret_stats->silent_ns = silent_ns(origin);

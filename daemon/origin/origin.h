@@ -130,7 +130,7 @@ struct sheaf_origin_stats {
         uint64_t in_flight, queued;
         uint64_t stuck;    /* processes that survive SIGKILL */
         int64_t silent_ns; /* of the request that waits longest; 0: none */
-        bool held_off;     /* readers end before they answer */
+        bool held_off;     /* readers ended before they answered, all so far */
         bool waits;        /* more is asked for than is read at once */
         /* monotonic */
         uint64_t reads, bytes, errors, stale, timeouts, starts, abandoned;

@@ -28,8 +28,7 @@
 #define PROGRESS_NS (200 * SHEAF_NS_PER_MS)
 
 /* Of each chunk, cached or not: digest and place on disk; its length, and its
- * word in a table. What they may take of the limits is
- * bounded, cached or not. */
+ * word in a table. */
 #define CHUNK_DISK_BYTES   48
 #define CHUNK_MEMORY_BYTES 12
 /* Quarters of either limit: one version, all of a user, all of everybody. */
@@ -626,8 +625,7 @@ void sheaf_verb_update_dataset(
                         path_text(&update->origin, origin, sizeof(origin))) {
                         sheaf_conn_error(conn, id, -ENOTDIR,
                                 "the origin must come as an open directory, "
-                                "with its "
-                                "absolute path");
+                                "with its absolute path");
                         return;
                 }
                 rc = sheaf_registry_present(ds, origin, fd);

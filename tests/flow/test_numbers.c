@@ -273,6 +273,14 @@ static bool shows(const char *name)
         return strstr(flow.last.out, name) != NULL;
 }
 
+/* From page @first on: the first two begin it. */
+static void lose_catalog(int first)
+{
+        flow_ok("dd if=/dev/zero of=%s/catalog/data.mdb bs=4096 seek=%d "
+                "count=%d conv=notrunc 2>/dev/null",
+                flow.cache, first, 20 - first);
+}
+
 Test(numbers, states_of_the_start)
 {
         flow.extra = "--no-uring";
@@ -280,11 +288,14 @@ Test(numbers, states_of_the_start)
         cr_assert(shows("no-io-uring"));
         cr_assert_not(shows("catalog-set-aside"));
         cr_assert_not(shows("chunks-damaged"));
+        cr_assert_not(shows("catalog-damaged"));
+        lose_catalog(2);
+        cr_assert_neq(flow_run("sheaf add data %s", flow.origin), 0);
+        cr_assert(shows("catalog-damaged"));
         flow_stop();
-        flow_ok("dd if=/dev/zero of=%s/catalog/data.mdb bs=4096 count=4 "
-                "conv=notrunc 2>/dev/null",
-                flow.cache);
+        lose_catalog(0);
         flow_start();
+        cr_assert_not(shows("catalog-damaged"));
         cr_assert(shows("catalog-set-aside"));
         flow_ok("rm -r %s/catalog.damaged", flow.cache);
         cr_assert_not(shows("catalog-set-aside"));
@@ -310,14 +321,30 @@ Test(numbers, damaged_chunks_are_told)
         flow_stop();
 }
 
+/* Told until one answers. */
+static void states_of_readers(void)
+{
+        struct sheaf_session *session;
+        struct sheaf_dataset *dataset;
+
+        cr_assert_not(shows("reader-restarting"));
+        cr_assert_eq(flow_open("b", &session, &dataset), 0);
+        cr_assert_neq(flow_check_view(dataset, "bad", 3, 1000), 0);
+        cr_assert(shows("reader-restarting"));
+        cr_assert_eq(flow_check_view(dataset, "f", 2, 1000), 0);
+        cr_assert_not(shows("reader-restarting"));
+        flow_close(session, dataset);
+}
+
 Test(numbers, states_of_origins_and_grants)
 {
         pid_t pid;
 
-        flow.faults = "hang:stuck";
+        flow.faults = "hang:stuck,crash:bad";
         flow.deadline_s = 6;
         flow_file(1, 1000, "a/stuck");
         flow_file(2, 1000, "b/f");
+        flow_file(3, 1000, "b/bad");
         flow_start();
         flow_ok("sheaf add a %s/a && sheaf add b %s/b", flow.origin,
                 flow.origin);
@@ -334,6 +361,7 @@ Test(numbers, states_of_origins_and_grants)
         cr_assert(flow_until(20, shows("origin-silent")));
         flow_join(pid, 30);
         cr_assert(flow_until(20, !shows("origin-silent")));
+        states_of_readers();
 
         cr_assert(!mkdir(flow_path("grant"), 0755));
         flow_ok("sheaf grant b --dir %s", flow_path("grant"));
