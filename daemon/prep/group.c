@@ -402,15 +402,29 @@ static bool detach_late(struct sheaf_prep_group *group, int64_t now_ns)
         return any;
 }
 
-static void gather(struct sheaf_prep_group *group)
+/* How many have to come: as those say that wait for them. Who is silent may be
+ * stopped, and must not hold up the others once they wait no longer. */
+static uint32_t most_announced(
+        const struct sheaf_prep_group *group, int64_t now_ns)
 {
         const struct sheaf_prep_member *m;
-        uint32_t begun = 0, most = 0;
+        uint32_t all = 0, asking = 0;
 
         LIST_FOREACH (m, &group->members, link) {
-                begun += m->begun;
-                most = SHEAF_MAX(most, m->config.gather);
+                all = SHEAF_MAX(all, m->config.gather);
+                if (m->wants || m->asking_until_ns > now_ns)
+                        asking = SHEAF_MAX(asking, m->config.gather);
         }
+        return asking ? asking : all;
+}
+
+static void gather(struct sheaf_prep_group *group, int64_t now_ns)
+{
+        const struct sheaf_prep_member *m;
+        uint32_t begun = 0, most = most_announced(group, now_ns);
+
+        LIST_FOREACH (m, &group->members, link)
+                begun += m->begun;
         group->stats.gather = most;
         if (begun && begun >= most)
                 group->gathered = true;
@@ -422,7 +436,7 @@ void sheaf_prep_settle(struct sheaf_prep_group *group, int64_t now_ns)
         uint64_t epoch = 0;
 
         if (!group->gathered)
-                gather(group);
+                gather(group, now_ns);
         /* Each round detaches someone. */
         while (group->gathered && detach_late(group, now_ns))
                 ;

@@ -497,7 +497,8 @@ static void unfit(struct sheaf_prep_worker *worker, const char *schema)
         snprintf(text, sizeof(text),
                 "its worker prepares batches of another kind than the group's: "
                 "%.256s, and the group has %.256s; give it a group of another "
-                "name, or the same transform",
+                "name, or the same transform; where that depends on the "
+                "samples, a collate_fn that makes one kind of them",
                 schema, worker->group->schema);
         member->unfit = strdup(text);
         worker->group->dirty = true;

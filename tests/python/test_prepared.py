@@ -4,10 +4,12 @@ No daemon."""
 
 from __future__ import annotations
 
+import argparse
 import collections
 import dataclasses
 import enum
 import functools
+import logging
 import os
 import random
 import re
@@ -17,6 +19,7 @@ import threading
 import types
 import warnings
 import zlib
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -343,6 +346,37 @@ def test_what_functions_use_counts(monkeypatch: pytest.MonkeyPatch) -> None:
             patch.setattr(owner, name, value)
             assert fingerprint(Crop(1)) != before
     assert fingerprint(Crop(1)) == before
+
+
+def test_globals_of_any_kind_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a transform does with them cannot be known: their values count,
+    unless they are a process's own surroundings."""
+    def with_global(value: Any) -> str:
+        with monkeypatch.context() as patch:
+            patch.setattr(sys.modules[__name__], "SETTINGS", value)
+            return fingerprint(Crop(1))
+
+    for kind, one, other in (
+        (re.compile, "a", "b"), (Path, "a", "b"), (Fraction, 1, 2),
+        (lambda n: argparse.Namespace(size=n), 1, 2),
+        (lambda n: Boxes(torch.ones(n), n), 1, 2),
+        (lambda n: Pair(n, {"x": Path(str(n))}), 1, 2),
+    ):  # fmt: skip
+        assert with_global(kind(one)) == with_global(kind(one))
+        assert with_global(kind(one)) != with_global(kind(other))
+    for one, other in (
+        (logging.getLogger("a"), logging.getLogger("b")),
+        (threading.Lock(), threading.Lock()),
+    ):
+        assert with_global(one) == with_global(other)
+    before = with_global(os.environ)
+    monkeypatch.setenv("SHEAF_TEST_PRINT", "1")
+    assert with_global(os.environ) == before
+    assert with_global(torch.default_generator)
+    generator = numpy.random.default_rng(0)
+    for own in generator, torch.Generator(), [random.Random(1)]:
+        with pytest.raises(ValueError, match="sheaf.rng"):
+            with_global(own)
 
 
 def test_what_has_no_print() -> None:

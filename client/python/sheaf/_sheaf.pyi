@@ -117,8 +117,12 @@ class Group:
     def take(
         self, batch: int, wait_ms: int, may_prepare: bool, /
     ) -> tuple[int, int, str | None]:
-        """Member: (state, descriptor or -1, text of a failure). A call that a
-        signal's handler ends loses nothing: the next one has the batch."""
+        """Member: (state, descriptor or -1, text of a failure). A batch, or
+        its failure, is given again when it is asked for again, until
+        ``done()`` or another one; so a signal's handler that raises loses
+        nothing. The descriptor stays this object's, as long."""
+    def done(self) -> None:
+        """Member: it has what it took."""
     def lease(self, wait_ms: int, /) -> int | None:
         """Worker: a batch to prepare; None: none within that time.
         FileNotFoundError: its member is gone."""

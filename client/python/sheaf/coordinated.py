@@ -8,6 +8,7 @@ themselves in prepared.py.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import multiprocessing
 import os
@@ -32,11 +33,12 @@ _MS_MAX = (1 << 32) - 1
 _TAKEN, _PREPARE, _PREPARING, _AHEAD = 0, 1, 2, 3
 _GATHERING, _FULL, _FAILED, _QUEUED = 4, 5, 6, 7
 _BUSY = {
-    _PREPARE: "it was being prepared here",
     _PREPARING: "a worker is preparing it",
     _QUEUED: "all workers are busy, or there are none",
     _FULL: "there is no memory for more prepared batches (sheafd --prep)",
 }
+# What an offer gets of which who takes the batch is told more.
+_TOLD = errno.EEXIST, errno.EFBIG, errno.EINVAL
 _UNFIT = "its worker prepares batches of another kind"
 
 
@@ -109,8 +111,9 @@ class CoordinatedLoader:
         lease: seconds within which a batch is prepared, or eight times the
             longest that one took so far: then another worker prepares it.
             That of the member that begins the group counts.
-        timeout: seconds that ``next()`` waits for a batch that is being
-            prepared.
+        timeout: seconds that ``next()`` waits for a batch that others are
+            preparing: more than ``lease``, after which another worker has
+            still to prepare what one that is stopped did not.
         multiprocessing_context: how workers start; default: as DataLoader's.
 
     What a batch raised in decode, transform or collate is raised in every
@@ -136,7 +139,7 @@ class CoordinatedLoader:
         distributed: str | tuple[int, int] | None = "auto",
         patience: float = 300.0,
         lease: float = 60.0,
-        timeout: float = 60.0,
+        timeout: float = 180.0,
         multiprocessing_context: Any = None,
     ) -> None:
         _check_dataset(dataset, transform)
@@ -186,7 +189,6 @@ class CoordinatedLoader:
         self._loaded: tuple[int, int] | None = None
         self._saved: dict[str, Any] = {}
         self._finished: int | None = None
-        self._held: tuple[int, _sheaf.Memory] | None = None
         self._leased: int | None = None
         self._taken = 0
         self._own = (0.0, 0.0, 0.0, 0.0)  # of crews that ended
@@ -286,14 +288,17 @@ class CoordinatedLoader:
 
     # ---- joining and leaving ----
 
+    def _check_process(self) -> None:
+        if self._part.group is not None and self._part.pid != os.getpid():
+            raise RuntimeError(
+                "this CoordinatedLoader is another process's: each process "
+                "makes its own"
+            )
+
     def _join(self) -> _sheaf.Group:
         part = self._part
         if part.group is not None:
-            if part.pid != os.getpid():
-                raise RuntimeError(
-                    "this CoordinatedLoader is another process's: each process "
-                    "makes its own"
-                )
+            self._check_process()
             return part.group
         rank, world = self._ranks
         self._recipe = Recipe(
@@ -351,7 +356,7 @@ class CoordinatedLoader:
                 pass  # no daemon
             self._own = self._totals()
         self._turn += 1
-        self._held = self._leased = None
+        self._leased = None
         if self._end is not None:
             self._end()
             self._end = None
@@ -409,7 +414,7 @@ class CoordinatedLoader:
             group.begin(epoch * self._batches() + start + rank)
         self._turn += 1
         new.turn = self._turn
-        self._held = self._leased = None
+        self._leased = None
         self._loaded = self._finished = None
         self._next_epoch = epoch + 1
         self._place = new.place = Place(
@@ -432,18 +437,18 @@ class CoordinatedLoader:
     # ---- batches ----
 
     def _take(self, batch: int) -> Any:
-        held = self._held
-        if held is None or held[0] != batch:
-            held = self._held = batch, self._wait(batch)
-        # What Ctrl-C ends is taken up by the next call.
+        """The batch; again, as long as it was not accepted: what Ctrl-C ends
+        is taken up by the next call."""
+        memory = self._wait(batch)
         try:
-            made = prepared.read(held[1])
+            return prepared.read(memory)
         except Exception as error:
-            self._held = None
             raise _Failed(error) from None
-        self._held = None
+
+    def _accept(self) -> None:
         self._taken += 1
-        return made
+        if self._part.group is not None:
+            self._part.group.done()
 
     def _wait(self, batch: int) -> _sheaf.Memory:
         crew = self._part.crew
@@ -461,7 +466,7 @@ class CoordinatedLoader:
                 else:
                     state, fd, why = group.take(batch, _SLICE_MS, not len(crew))
                 if state == _TAKEN:
-                    return _mapped(fd)
+                    return _sheaf.Memory(fd)
                 if state == _FAILED and (why or "").startswith(_UNFIT):
                     raise GroupMismatch(f"group {self.group}: {why}")
                 if state == _FAILED:
@@ -518,8 +523,9 @@ class CoordinatedLoader:
             return
         try:
             self._made += group.offer(batch, fd, schema)
-        except FileExistsError:
-            pass  # who takes it is told more
+        except OSError as error:
+            if error.errno not in _TOLD:
+                raise
         finally:
             self._leased = None
             os.close(fd)
@@ -659,6 +665,7 @@ class _Pass(Iterator[Any]):
     def __next__(self) -> Any:
         if self.place is None:
             self._loader._begin(self)
+        self._loader._check_process()
         place = self.place
         assert place is not None
         if self.turn != self._loader._turn:
@@ -674,8 +681,8 @@ class _Pass(Iterator[Any]):
         except _Failed as failed:
             place.raised += 1
             raise failed.error from None
-        place.end()
-        place.taken += 1
+        place.take()
+        self._loader._accept()
         return batch
 
 
@@ -730,13 +737,6 @@ def _decoder(decode: Any) -> str:
     import PIL
 
     return f"{name} PIL {PIL.__version__}"
-
-
-def _mapped(fd: int) -> _sheaf.Memory:
-    try:
-        return _sheaf.Memory(fd)
-    finally:
-        os.close(fd)
 
 
 _joined: dict[str, int] = {}

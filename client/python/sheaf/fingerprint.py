@@ -3,7 +3,8 @@
 
 Two things have one print if they are of the same code and the same values:
 functions by module, name, code, defaults, closure and the globals that they
-use (of a namespace, what they take out of it); objects by class and state;
+use (of a namespace, what they take out of it; not loggers, the environment and
+Sheaf's own); objects by class and state;
 tensors and arrays by their bytes. What comes with Python or was installed
 counts with its release.
 
@@ -24,6 +25,8 @@ import dis
 import functools
 import hashlib
 import importlib.metadata
+import logging
+import os
 import random
 import sys
 import types
@@ -44,6 +47,10 @@ _NOT_CODE = frozenset(
 
 class _Unstable(Exception):
     """No print is the same elsewhere; says of what."""
+
+
+class _OwnNumbers(_Unstable):
+    """It would make a batch depend on who prepares it."""
 
 
 def fingerprint(thing: Any) -> str:
@@ -114,7 +121,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _own_numbers(thing: Any) -> _Unstable:
-    return _Unstable(
+    return _OwnNumbers(
         f"a {type(thing).__qualname__} in it has a state of its own, so that "
         "numbers would depend on who prepares (use sheaf.rng() or the global "
         "generators, which are seeded for each batch)"
@@ -212,7 +219,7 @@ class _Printer:
         torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
         if torch is not None:
             if isinstance(thing, torch.Generator):
-                raise _own_numbers(thing)
+                return self._random(thing)
             if (
                 isinstance(thing, torch.Tensor)
                 and thing.layout is torch.strided
@@ -308,8 +315,9 @@ class _Printer:
         return _digest("function", *parts)
 
     def _beside(self, value: Any) -> str:
-        """Of a global, or of what a class has: code and plain values. Other
-        things (loggers, caches) may differ without a meaning."""
+        """Of a global, or of what a class has. What has no print (files,
+        locks) counts by its kind, and so does what differs without a
+        meaning."""
         if isinstance(value, (staticmethod, classmethod)):
             return type(value).__name__ + self._beside(value.__func__)
         if isinstance(value, property):
@@ -325,10 +333,12 @@ class _Printer:
             or _is_plain(value)
         ):
             return self.print(value)
-        if isinstance(value, (list, tuple, dict)) or hasattr(value, "dtype"):
+        if not _is_surroundings(value):
             try:
                 return self.print(value)
-            except _Unstable:
+            except _OwnNumbers:
+                raise
+            except (_Unstable, RecursionError):
                 pass
         return _module(type(value).__module__) + type(value).__qualname__
 
@@ -336,7 +346,7 @@ class _Printer:
         module = _module(thing.__module__)
         release = release_of(module)
         parts = [module, thing.__qualname__, release]
-        parts += map(self._refer, thing.__bases__)
+        parts += map(self._refer, (*thing.__bases__, type(thing)))
         for name, value in sorted(vars(thing).items()):
             if release:
                 if isinstance(value, types.FunctionType):
@@ -424,8 +434,18 @@ def _of_tensor(tensor: Any) -> str:
     )
 
 
+def _is_surroundings(value: Any) -> bool:
+    """What differs between jobs that prepare the same."""
+    kinds = logging.Logger, logging.LoggerAdapter, type(os.environ)
+    if isinstance(value, kinds):
+        return True
+    return type(value).__module__.partition(".")[0] == "sheaf"
+
+
 def _is_global_random(owner: Any) -> bool:
-    numpy = sys.modules.get("numpy")
+    torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
+    if torch is not None and owner is torch.default_generator:
+        return True
     if numpy is not None and owner is numpy.random.mtrand._rand:
         return True
     return owner is random._inst

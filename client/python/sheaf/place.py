@@ -32,6 +32,10 @@ class Place:
         """The epoch was taken, up to its end."""
         return self.taken >= self._left()
 
+    def take(self) -> None:
+        """The next batch was taken, and what raised before it."""
+        self.taken, self.raised = self.taken + self.raised + 1, 0
+
     def end(self) -> None:
         """What raised counts as taken now."""
         self.taken += self.raised

@@ -287,11 +287,13 @@ def schema(batch: Any, by_default: bool) -> str:
     place for each part of an item. Lists and tuples of other functions may
     have one for each sample, with parts that differ from batch to batch: of
     these the type counts alone."""
-    text = _schema(batch, by_default)
-    if len(text.encode()) <= _SCHEMA_MAX:
-        return text
-    digest = hashlib.sha256(text.encode()).hexdigest()[:32]
-    return f"{text.encode()[:180].decode(errors='ignore')}... {digest}"
+    # Keys may be any text, names that are not UTF-8 among them.
+    data = _schema(batch, by_default).encode(errors="backslashreplace")
+    data = data.replace(b"\0", b"\\0")
+    if len(data) <= _SCHEMA_MAX:
+        return data.decode()
+    digest = hashlib.sha256(data).hexdigest()[:32]
+    return f"{data[:180].decode(errors='ignore')}... {digest}"
 
 
 def _schema(item: Any, whole: bool) -> str:

@@ -2,8 +2,9 @@
 /* Group: a process's part in a group that prepares batches once, as a member
  * or as a worker of one.
  *
- *  1 a batch that was taken while a signal's handler raised is kept for the
- *    next call: a member gets each batch once
+ *  1 what was taken, a batch or the text of one that failed, is kept until its
+ *    taker says that it has it, or takes another one: whatever a signal's
+ *    handler raises in between, a member gets each batch once
  *  2 a forked child leaves its parent's part alone
  *
  * One thread at a time. */
@@ -22,7 +23,8 @@ struct group {
         pid_t pid;                 /* that joined */
         uint64_t floor;
         uint64_t kept_batch;
-        int kept_fd; /* -1: none is kept */
+        PyObject *kept; /* NULL, or what was taken */
+        int kept_fd;    /* of it; -1: none */
 };
 
 static struct group *of(PyObject *object)
@@ -115,15 +117,21 @@ static PyObject *group_new(
         return (PyObject *)self;
 }
 
+static void forget(struct group *self)
+{
+        if (self->kept_fd >= 0)
+                close(self->kept_fd);
+        self->kept_fd = -1;
+        Py_CLEAR(self->kept);
+}
+
 static void leave_now(struct group *self)
 {
         struct sheaf_group *group = self->group;
         PyThreadState *state;
 
         self->group = NULL;
-        if (self->kept_fd >= 0)
-                close(self->kept_fd);
-        self->kept_fd = -1;
+        forget(self);
         if (!group || self->pid != getpid())
                 return;
         state = PyEval_SaveThread();
@@ -175,6 +183,7 @@ static PyObject *begin(PyObject *object, PyObject *number)
 
         if (!group || PyErr_Occurred())
                 return NULL;
+        forget(of(object));
         ext_wait_begin(&wait);
         rc = sheaf_group_begin(group, batch);
         if (ext_wait_end(&wait))
@@ -185,7 +194,7 @@ static PyObject *begin(PyObject *object, PyObject *number)
 }
 
 /* (state, descriptor or -1, text or None) */
-static PyObject *taken(enum sheaf_group_state state, int fd)
+static PyObject *answer(enum sheaf_group_state state, int fd)
 {
         if (state != SHEAF_GROUP_FAILED)
                 return Py_BuildValue("iiO", (int)state, fd, Py_None);
@@ -194,11 +203,20 @@ static PyObject *taken(enum sheaf_group_state state, int fd)
                         (Py_ssize_t)strlen(sheaf_last_error()), "replace"));
 }
 
+/* @made: a reference, which becomes @self's; NULL: no memory. */
+static void keep(struct group *self, uint64_t batch, int fd, PyObject *made)
+{
+        self->kept_batch = batch;
+        self->kept_fd = fd;
+        self->kept = made;
+}
+
 static PyObject *take(PyObject *object, PyObject *args)
 {
         enum sheaf_group_state state = SHEAF_GROUP_PREPARING;
         struct sheaf_group *group = joined(object);
         struct group *self = of(object);
+        PyObject *made, *type, *value, *trace;
         unsigned long long batch;
         long long wait_ms;
         struct ext_wait wait;
@@ -207,24 +225,30 @@ static PyObject *take(PyObject *object, PyObject *args)
         if (!group || !PyArg_ParseTuple(
                               args, "KLp:take", &batch, &wait_ms, &may_prepare))
                 return NULL;
-        if (self->kept_fd >= 0) {
-                fd = self->kept_fd;
-                self->kept_fd = -1;
-                if (self->kept_batch == batch)
-                        return taken(SHEAF_GROUP_TAKEN, fd);
-                close(fd);
-                fd = -1;
-        }
+        if (self->kept && self->kept_batch == batch)
+                return Py_NewRef(self->kept);
+        forget(self);
         ext_wait_begin(&wait);
         rc = sheaf_group_take(group, batch, wait_ms, may_prepare, &state, &fd);
-        if (ext_wait_end(&wait)) {
-                if (!rc && state == SHEAF_GROUP_TAKEN) {
-                        self->kept_batch = batch;
-                        self->kept_fd = fd;
-                }
-                return NULL;
-        }
-        return rc ? ext_raise(rc, NULL) : taken(state, fd);
+        ext_wait_end(&wait);
+        if (rc)
+                return PyErr_Occurred() ? NULL : ext_raise(rc, NULL);
+        PyErr_Fetch(&type, &value, &trace);
+        made = answer(state, fd);
+        if (state == SHEAF_GROUP_TAKEN || state == SHEAF_GROUP_FAILED)
+                keep(self, batch, fd, Py_XNewRef(made));
+        if (!type)
+                return made;
+        PyErr_Restore(type, value, trace);
+        Py_XDECREF(made);
+        return NULL;
+}
+
+static PyObject *done(PyObject *object, PyObject *unused)
+{
+        (void)unused;
+        forget(of(object));
+        Py_RETURN_NONE;
 }
 
 /* ---- workers ---- */
@@ -320,6 +344,7 @@ static PyObject *stats(PyObject *object, PyObject *unused)
 static PyMethodDef methods[] = {
         { "begin", begin, METH_O, "Member: what it takes from now on." },
         { "take", take, METH_VARARGS, "Member: takes a batch." },
+        { "done", done, METH_NOARGS, "Member: it has what it took." },
         { "lease", lease, METH_O, "Worker: the next batch, or None." },
         { "offer", offer, METH_VARARGS, "A leased batch is prepared." },
         { "fail", fail, METH_VARARGS, "A leased batch cannot be prepared." },

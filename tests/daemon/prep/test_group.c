@@ -527,3 +527,33 @@ Test(prep, the_first_batch_waits_for_those_announced)
         prepare(w, 1);
         take(a, 1); /* once is enough */
 }
+
+Test(prep, who_is_stopped_holds_up_no_beginning)
+{
+        struct sheaf_prep_member_config config = config_of(1);
+        struct sheaf_prep_member *a, *stopped;
+        struct sheaf_prep_worker *w = work(1);
+
+        config.gather = 3;
+        a = join_as(&config);
+        cr_assert_eq(sheaf_prep_begin(a, 0, now_ns), 0);
+        memset(config.id, 2, sizeof(config.id));
+        stopped = join_as(&config);
+        cr_assert_eq(sheaf_prep_begin(stopped, 0, now_ns), 0);
+        want(stopped, 0);
+        prepare(w, 0);
+        nothing();
+        cr_assert_eq(state_of(stopped), SHEAF_PREP_GATHERING);
+        /* The other one will not wait any longer for the third. */
+        sheaf_prep_leave(a, true, now_ns);
+        memset(config.id, 1, sizeof(config.id));
+        config.gather = 1;
+        a = join_as(&config);
+        cr_assert_eq(sheaf_prep_begin(a, 0, now_ns), 0);
+        want(a, 0);
+        nothing(); /* the second one just asked */
+        cr_assert_eq(state_of(a), SHEAF_PREP_GATHERING);
+        now_ns += 2000 * MS;
+        want(a, 0);
+        cr_assert_eq(next().kind, SHEAF_PREP_GIVE);
+}
