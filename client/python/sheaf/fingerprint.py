@@ -95,9 +95,12 @@ def release_of(module: str) -> str:
     return f"{top} {version}"
 
 
-def _module(name: str | None) -> str:
-    # __mp_main__: the same, in a process that was spawned.
-    return "__main__" if name == "__mp_main__" else name or ""
+def _module(name: Any) -> str:
+    # __mp_main__: the same, in a process that was spawned. Classes of
+    # extensions may have anything there.
+    if not isinstance(name, str):
+        return ""
+    return "__main__" if name == "__mp_main__" else name
 
 
 def _digest(kind: str, *parts: str | bytes) -> str:
@@ -346,7 +349,9 @@ class _Printer:
         module = _module(thing.__module__)
         release = release_of(module)
         parts = [module, thing.__qualname__, release]
-        parts += map(self._refer, (*thing.__bases__, type(thing)))
+        parts += map(self._refer, thing.__bases__)
+        if not release:
+            parts.append(self._refer(type(thing)))
         for name, value in sorted(vars(thing).items()):
             if release:
                 if isinstance(value, types.FunctionType):
