@@ -9,12 +9,16 @@
  *    the last seconds, which recovery finds in the records
  *  3 arrays that lost pages are written anew when their version is closed;
  *    until then what they learn lasts as long as the daemon
+ *  4 a digest whose first word is 0 is not known: that word goes first and
+ *    comes last, so that a kill in the midst of a change leaves none that is
+ *    half of another one
  *
  * Threads: sheaf_arrays_open() any, it blocks, and so sheaf_arrays_close() of
  * what is not attached; the rest loop thread. */
 #include "daemon/store/private.h"
 
 #include <fcntl.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <sys/stat.h>
 
@@ -91,6 +95,20 @@ static int open_array(struct sheaf_version *version, int dir_fd,
                 sheaf_close_p(&array->fd);
         }
         return rc;
+}
+
+void sheaf_array_set_digest(
+        struct sheaf_digest *at, const struct sheaf_digest *digest)
+{
+        _Atomic uint64_t *to = (_Atomic uint64_t *)at->bytes;
+        uint64_t words[SHEAF_DIGEST_BYTES / sizeof(uint64_t)];
+
+        memcpy(words, digest->bytes, sizeof(words));
+        atomic_store_explicit(&to[0], 0, memory_order_relaxed);
+        atomic_thread_fence(memory_order_release);
+        for (size_t i = 1; i < SHEAF_ARRAY_LEN(words); i++)
+                atomic_store_explicit(&to[i], words[i], memory_order_relaxed);
+        atomic_store_explicit(&to[0], words[0], memory_order_release);
 }
 
 /* Brings all of an array into memory: the loop thread, which counts it soon,

@@ -392,6 +392,9 @@ void sheaf_version_hex(const uint8_t uuid[16], char ret_hex[33]);
 /* Maps digests and places (arrays.c); what failed half is undone by _close. */
 SHEAF_MUST_CHECK int sheaf_arrays_open(struct sheaf_version *version);
 void sheaf_arrays_close(struct sheaf_version *version);
+/* Sets a digest in its array, so that a kill in between leaves it not known. */
+void sheaf_array_set_digest(
+        struct sheaf_digest *at, const struct sheaf_digest *digest);
 /* Pages that the disk did not give until now. */
 unsigned int sheaf_arrays_lost(const struct sheaf_version *version);
 

@@ -310,6 +310,11 @@ static void count_one(struct sheaf_version *version, uint64_t c)
                 version->places[c] = (struct sheaf_place){ 0 };
         if (!sheaf_digest_known(&version->digests[c]))
                 return;
+        if (!sheaf_digest_prefix(&version->digests[c])) {
+                /* A kill came while it was written (arrays.c, 4). */
+                version->digests[c] = (struct sheaf_digest){ 0 };
+                return;
+        }
         version->known++;
         if (sheaf_place_set(&place) &&
                 sheaf_places_usable(version->store, &place))
@@ -666,12 +671,14 @@ const struct sheaf_digest *sheaf_version_digest(
 
 void sheaf_version_forget(struct sheaf_version *version, uint64_t chunk)
 {
+        static const struct sheaf_digest none;
+
         sheaf_version_unplace(version, chunk);
         if (sheaf_digest_known(&version->digests[chunk])) {
                 version->dirty = true;
                 version->known--;
         }
-        memset(&version->digests[chunk], 0, sizeof(struct sheaf_digest));
+        sheaf_array_set_digest(&version->digests[chunk], &none);
 }
 
 void sheaf_version_learn(struct sheaf_version *version, uint64_t chunk,
@@ -681,7 +688,7 @@ void sheaf_version_learn(struct sheaf_version *version, uint64_t chunk,
 
         if (!sheaf_digest_equal(&version->digests[chunk], digest)) {
                 sheaf_version_forget(version, chunk);
-                version->digests[chunk] = *digest;
+                sheaf_array_set_digest(&version->digests[chunk], digest);
                 version->dirty = true;
                 if (sheaf_digest_known(digest))
                         version->known++;
@@ -704,7 +711,7 @@ void sheaf_version_inherit(struct sheaf_version *version, uint64_t chunk,
         }
         /* Where it is need not be looked up again. */
         sheaf_version_forget(version, chunk);
-        version->digests[chunk] = *digest;
+        sheaf_array_set_digest(&version->digests[chunk], digest);
         version->known++;
         sheaf_version_place(version, chunk, &from->places[from_chunk]);
         version->dirty = true;

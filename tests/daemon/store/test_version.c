@@ -2,8 +2,12 @@
 #include "kit.h"
 
 #include <fcntl.h>
+#include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 
 static const uint64_t sizes[] = { 1000, 0, 2000, 100000, 9 << 20, 500 };
 #define COUNT SHEAF_ARRAY_LEN(sizes)
@@ -234,6 +238,70 @@ Test(version, arrays_cut_at_rest_are_told)
         kit_version_reopen(&kit, &v, 7);
         sheaf_versions_look(kit.store);
         cr_assert_eq(kit_stats(&kit).versions_lost, 1);
+        cr_assert_eq(kit_write_all(&kit, &v), 2);
+        cr_assert_eq(read_some(&kit, &v), 2);
+        kit_end(&kit);
+        kit_version_end(&v);
+}
+
+/* A daemon that is killed while it learns leaves the digest, the one before, or
+ * none; what is half of each would make a sound file fail for ever. */
+Test(version, a_kill_leaves_no_half_of_a_digest)
+{
+        struct sheaf_digest digests[2], *at;
+        unsigned int none = 0;
+
+        memset(&digests[0], 0xaa, sizeof(digests[0]));
+        memset(&digests[1], 0x55, sizeof(digests[1]));
+        at = mmap(NULL, sizeof(*at), PROT_READ | PROT_WRITE,
+                MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+        cr_assert_neq(at, MAP_FAILED);
+        for (int kills = 0; kills < 300; kills++) {
+                pid_t pid;
+
+                memset(at, 0, sizeof(*at));
+                pid = fork();
+                if (!pid)
+                        for (unsigned int i = 0;; i++)
+                                sheaf_array_set_digest(at, &digests[i % 2]);
+                while (!((_Atomic uint64_t *)at->bytes)[3])
+                        ;
+                kill(pid, SIGKILL);
+                cr_assert_eq(waitpid(pid, NULL, 0), pid);
+                if (!sheaf_digest_prefix(at))
+                        none++;
+                else
+                        cr_assert(sheaf_digest_equal(at, &digests[0]) ||
+                                  sheaf_digest_equal(at, &digests[1]));
+        }
+        printf("version: %u of 300 kills left no digest\n", none);
+        munmap(at, sizeof(*at));
+}
+
+Test(version, half_a_digest_is_none)
+{
+        uint64_t lens[] = { 1000, 2000 };
+        struct kit kit;
+        struct kit_version v;
+        struct sheaf_digest digest, found;
+        char path[160];
+        int fd;
+
+        kit_begin(&kit, 64 * SHEAF_MIB);
+        kit_version(&kit, &v, 1, 7, lens, 2, 1);
+        cr_assert_eq(kit_write_all(&kit, &v), 2);
+        digest = *sheaf_version_digest(v.version, 0);
+        array_path(&kit, &v, "digests", path);
+        kit_close(&kit);
+        fd = open(path, O_WRONLY | O_CLOEXEC);
+        cr_assert_eq(pwrite(fd, "\0\0\0\0\0\0\0", 8, 0), 8);
+        close(fd);
+        kit_open(&kit);
+        kit_version_reopen(&kit, &v, 7);
+        /* Its record tells it again, if it is not too old. */
+        found = *sheaf_version_digest(v.version, 0);
+        cr_assert(!sheaf_digest_known(&found) ||
+                  sheaf_digest_equal(&found, &digest));
         cr_assert_eq(kit_write_all(&kit, &v), 2);
         cr_assert_eq(read_some(&kit, &v), 2);
         kit_end(&kit);
