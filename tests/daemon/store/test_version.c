@@ -249,6 +249,7 @@ Test(version, arrays_cut_at_rest_are_told)
 Test(version, a_kill_leaves_no_half_of_a_digest)
 {
         struct sheaf_digest digests[2], *at;
+        const _Atomic uint64_t *words;
         unsigned int none = 0;
 
         memset(&digests[0], 0xaa, sizeof(digests[0]));
@@ -256,6 +257,7 @@ Test(version, a_kill_leaves_no_half_of_a_digest)
         at = mmap(NULL, sizeof(*at), PROT_READ | PROT_WRITE,
                 MAP_SHARED | MAP_ANONYMOUS, -1, 0);
         cr_assert_neq(at, MAP_FAILED);
+        words = (const _Atomic uint64_t *)(const void *)at;
         for (int kills = 0; kills < 300; kills++) {
                 pid_t pid;
 
@@ -264,7 +266,7 @@ Test(version, a_kill_leaves_no_half_of_a_digest)
                 if (!pid)
                         for (unsigned int i = 0;; i++)
                                 sheaf_array_set_digest(at, &digests[i % 2]);
-                while (!((_Atomic uint64_t *)at->bytes)[3])
+                while (!words[3])
                         ;
                 kill(pid, SIGKILL);
                 cr_assert_eq(waitpid(pid, NULL, 0), pid);
