@@ -14,7 +14,7 @@ SHEAF_BUILD_PACKAGES=(
 )
 # shellcheck disable=SC2034
 SHEAF_CHECK_PACKAGES=(
-        libcriterion-dev clang:clang clang-format:clang-format
+        libcriterion-dev clang:clang libclang-rt-dev clang-format:clang-format
         llvm-symbolizer:llvm shellcheck:shellcheck setpriv:util-linux
         attr:attr python3-venv python3-dev
 )
