@@ -227,6 +227,18 @@ static int detach_at(struct sheaf_prep_member *member)
         return 0;
 }
 
+/* While nobody was given anything the floor may fall: whoever begins first may
+ * be of a rank that begins later. */
+static void begin_lower(struct sheaf_prep_member *member, uint64_t batch)
+{
+        struct sheaf_prep_group *group = member->group;
+
+        sheaf_prep_window_slide(group, &group->shared, batch);
+        member->position = batch;
+        member->begun = true;
+        attach(member);
+}
+
 /* Goes on at @batch, which is of its rank. */
 static int move(
         struct sheaf_prep_member *member, uint64_t batch, int64_t now_ns)
@@ -253,6 +265,11 @@ static int move(
         unattach(member);
         member->begun = false;
         refloor(group);
+        if (group->shared.live && batch < group->shared.lo &&
+                !group->gathered) {
+                begin_lower(member, batch);
+                return 0;
+        }
         if (group->shared.live && batch < group->shared.lo) {
                 member->position = batch;
                 if (detach_at(member))

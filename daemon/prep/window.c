@@ -100,11 +100,11 @@ void sheaf_prep_window_clear(
         window->live = false;
 }
 
-/* What fell out below @lo, when at least one stays. */
-static void drop_below(struct sheaf_prep_group *group,
-        struct sheaf_prep_window *window, uint64_t lo)
+/* What fell out, of [lo, hi). */
+static void drop_range(struct sheaf_prep_group *group,
+        struct sheaf_prep_window *window, uint64_t lo, uint64_t hi)
 {
-        for (uint64_t b = window->lo; b < lo; b++) {
+        for (uint64_t b = lo; b < hi; b++) {
                 sheaf_prep_entry_clear(group, window, b);
                 window->need[sheaf_prep_at(window, b)] = 0;
         }
@@ -113,15 +113,20 @@ static void drop_below(struct sheaf_prep_group *group,
 void sheaf_prep_window_slide(struct sheaf_prep_group *group,
         struct sheaf_prep_window *window, uint64_t lo)
 {
-        uint64_t fresh = lo;
+        uint64_t fresh = lo, end = lo + window->cap;
         struct sheaf_prep_member *member;
 
         if (window->live && lo == window->lo)
                 return;
         if (window->live && lo > window->lo && lo - window->lo < window->cap) {
-                drop_below(group, window, lo);
+                drop_range(group, window, window->lo, lo);
                 fresh = window->lo + window->cap;
                 window->hint = SHEAF_MAX(window->hint, lo);
+        } else if (window->live && lo < window->lo &&
+                   window->lo - lo < window->cap) {
+                drop_range(group, window, end, window->lo + window->cap);
+                end = window->lo;
+                window->hint = lo;
         } else {
                 sheaf_prep_window_clear(group, window);
                 window->hint = lo;
@@ -132,8 +137,7 @@ void sheaf_prep_window_slide(struct sheaf_prep_group *group,
                 return;
         LIST_FOREACH (member, &group->members, link)
                 if (member->attached)
-                        sheaf_prep_need_add(
-                                group, member, fresh, lo + window->cap);
+                        sheaf_prep_need_add(group, member, fresh, end);
 }
 
 /* Of one rank of one: all. */

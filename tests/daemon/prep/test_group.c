@@ -26,6 +26,38 @@ Test(prep, lowest_first_as_far_as_ahead_and_the_epoch)
         none(w);
 }
 
+/* Ranks begin at batches of their own: until all have come none is given, so
+ * none is missed by whoever begins last. */
+Test(prep, whoever_is_waited_for_misses_nothing)
+{
+        struct sheaf_prep_member_config config = config_of(1);
+        struct sheaf_prep_member *m[3];
+        struct sheaf_prep_worker *w = work(1);
+
+        config.gather = 3;
+        config.world = 2;
+        for (uint32_t i = 0; i < 3; i++) {
+                config.id[0] = (uint8_t)i;
+                config.rank = i ? 2 - i : 0;
+                config.world = i ? 2 : 1;
+                m[i] = join_as(&config);
+        }
+        cr_assert_eq(sheaf_prep_begin(m[1], 0, now_ns), 0);
+        prepare(w, 1);
+        cr_assert_eq(sheaf_prep_begin(m[2], 0, now_ns), 0);
+        cr_assert_eq(sheaf_prep_begin(m[0], 0, now_ns), 0);
+        for (int i = 0; i < 3; i++)
+                cr_assert_not(is_detached(m[i]), "member %d", i);
+        cr_assert_eq(stats().staged, 1, "what was prepared is kept");
+        for (uint64_t b = 0; b < 20; b++) {
+                if (b != 1)
+                        prepare(w, b);
+                take(m[0], b);
+                take(m[b % 2 ? 1 : 2], b);
+        }
+        cr_assert_eq(stats().own, 0);
+}
+
 Test(prep, a_file_stays_until_all_took_it)
 {
         struct sheaf_prep_member *a = join(1, 0), *b = join(2, 0);
