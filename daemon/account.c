@@ -11,6 +11,7 @@
 #include "daemon/account.h"
 
 #include "daemon/clock.h"
+#include "proto/memfd.h"
 
 #include <fcntl.h>
 #include <stdio.h>
@@ -106,9 +107,9 @@ int sheaf_copy_new(struct sheaf_account *account, uint64_t bytes,
         copy = sheaf_new(struct sheaf_copy, 1);
         if (!copy)
                 return -ENOMEM;
-        copy->fd = memfd_create("sheaf-copy", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+        copy->fd = sheaf_memfd("sheaf-copy", MFD_ALLOW_SEALING);
         if (copy->fd < 0 || ftruncate(copy->fd, (off_t)bytes)) {
-                int rc = -errno;
+                int rc = copy->fd < 0 ? copy->fd : -errno;
 
                 sheaf_close_p(&copy->fd);
                 free(copy);

@@ -8,6 +8,7 @@
 #define SHEAF_PROTO_PAGES_H
 
 #include "proto/base.h"
+#include "proto/memfd.h"
 
 #ifndef MADV_COLLAPSE
 #define MADV_COLLAPSE 25
@@ -71,7 +72,7 @@ static inline bool sheaf_pages_collapse(void *at, uint64_t bytes)
 /* Whether the kernel makes them so. */
 static inline bool sheaf_pages_on_request(void)
 {
-        sheaf_autofd int fd = memfd_create("sheaf-probe", MFD_CLOEXEC);
+        sheaf_autofd int fd = sheaf_memfd("sheaf-probe", 0);
         bool made;
         void *map;
 

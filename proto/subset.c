@@ -7,6 +7,7 @@
  *    can neither change nor cut: no read waits for a file system of theirs */
 #include "proto/subset.h"
 #include "proto/io.h"
+#include "proto/memfd.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -121,12 +122,11 @@ uint64_t sheaf_bits_count(const uint8_t *bytes, size_t len)
 
 int sheaf_sealed_new(const void *bytes, size_t len)
 {
-        sheaf_autofd int fd =
-                memfd_create("sheaf-sealed", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+        sheaf_autofd int fd = sheaf_memfd("sheaf-sealed", MFD_ALLOW_SEALING);
         int rc;
 
         if (fd < 0)
-                return -errno;
+                return fd;
         rc = sheaf_write_all(fd, bytes, len);
         if (rc)
                 return rc;

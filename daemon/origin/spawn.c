@@ -10,6 +10,7 @@
  * Threads: loop thread only. */
 #include "daemon/origin/origin_impl.h"
 #include "daemon/origin/reader.h"
+#include "proto/memfd.h"
 
 #include <fcntl.h>
 #include <signal.h>
@@ -143,11 +144,13 @@ static int start(
 
 static int make_buffers(int *ret_memfd, char **ret_buffers)
 {
-        sheaf_autofd int memfd = memfd_create(
-                "sheaf-reader-buffers", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+        sheaf_autofd int memfd =
+                sheaf_memfd("sheaf-reader-buffers", MFD_ALLOW_SEALING);
         void *buffers;
 
-        if (memfd < 0 || ftruncate(memfd, (off_t)BUFFER_BYTES) ||
+        if (memfd < 0)
+                return memfd;
+        if (ftruncate(memfd, (off_t)BUFFER_BYTES) ||
                 fcntl(memfd, F_ADD_SEALS,
                         F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL))
                 return -errno;

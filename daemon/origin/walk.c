@@ -10,6 +10,7 @@
  *
  * Threads: one walk, one thread. */
 #include "daemon/origin/reader.h"
+#include "proto/memfd.h"
 
 #include <dirent.h>
 #include <fcntl.h>
@@ -481,8 +482,8 @@ int sheaf_reader_walk(const struct sheaf_reader_walk *walk,
 {
         struct sheaf_reader_summary summary = { 0 };
         struct walker w = { .walk = walk, .summary = &summary };
-        sheaf_autofd int memfd = memfd_create("sheaf-listing", MFD_CLOEXEC);
-        int rc = memfd < 0 ? -errno : run(&w, memfd);
+        sheaf_autofd int memfd = sheaf_memfd("sheaf-listing", 0);
+        int rc = memfd < 0 ? memfd : run(&w, memfd);
 
         sheaf_listing_builder_free(w.builder);
         free(w.dents);

@@ -9,6 +9,7 @@
  * Threads: any; no shared state. */
 #include "daemon/registry/listing_block.h"
 #include "proto/io.h"
+#include "proto/memfd.h"
 
 #include <endian.h>
 #include <fcntl.h>
@@ -46,10 +47,9 @@ static int copy_in(int fd, struct sheaf_listing_block *block)
                 (uint64_t)st.st_size > LISTING_BYTES_MAX)
                 return -EBADMSG;
         block->len_bytes = (size_t)st.st_size;
-        block->memfd =
-                memfd_create("sheaf-listing", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+        block->memfd = sheaf_memfd("sheaf-listing", MFD_ALLOW_SEALING);
         if (block->memfd < 0)
-                return -errno;
+                return block->memfd;
         if (fallocate(block->memfd, 0, 0, st.st_size))
                 return -errno;
         block->map = mmap(NULL, block->len_bytes, PROT_READ | PROT_WRITE,

@@ -11,6 +11,7 @@
  * Pages of a segment are taken when it is first used, by one call that can
  * fail, so that a write to it later cannot. Loop thread. */
 #include "daemon/store/arena_impl.h"
+#include "proto/memfd.h"
 #include "proto/pages.h"
 
 #include <fcntl.h>
@@ -18,9 +19,6 @@
 #include <sys/file.h>
 #include <sys/stat.h>
 
-#ifndef MFD_NOEXEC_SEAL
-#define MFD_NOEXEC_SEAL 8U
-#endif
 #ifndef F_SEAL_FUTURE_WRITE
 #define F_SEAL_FUTURE_WRITE 0x0010
 #endif
@@ -30,21 +28,10 @@
 #define COLLAPSE_PAUSE 64
 #define MFD_HUGE       (MFD_HUGETLB | 21U << MAP_HUGE_SHIFT)
 
-static int memfd_new(const char *name, unsigned int flags)
-{
-        int fd;
-
-        flags |= MFD_CLOEXEC | MFD_ALLOW_SEALING;
-        fd = memfd_create(name, flags | MFD_NOEXEC_SEAL);
-        if (fd < 0 && errno == EINVAL)
-                fd = memfd_create(name, flags);
-        return fd < 0 ? -errno : fd;
-}
-
 static int memfd_map(const char *name, uint64_t bytes, unsigned int flags,
         int seals, int *ret_fd, void **ret_map)
 {
-        sheaf_autofd int fd = memfd_new(name, flags);
+        sheaf_autofd int fd = sheaf_memfd(name, flags | MFD_ALLOW_SEALING);
         void *map;
         int rc;
 
@@ -77,7 +64,7 @@ int sheaf_extent_memfd(const char *name, uint64_t bytes, bool read_only,
 
 static bool huge_reserved(void)
 {
-        sheaf_autofd int fd = memfd_new("sheaf-probe", MFD_HUGE);
+        sheaf_autofd int fd = sheaf_memfd("sheaf-probe", MFD_HUGE);
         void *map;
 
         if (fd < 0 || ftruncate(fd, (off_t)SHEAF_HUGE_BYTES) < 0)
@@ -148,7 +135,8 @@ static int lock_file(int *ret_fd)
 {
         const int seals =
                 F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE;
-        sheaf_autofd int fd = memfd_new("sheaf-extent-lock", 0);
+        sheaf_autofd int fd =
+                sheaf_memfd("sheaf-extent-lock", MFD_ALLOW_SEALING);
 
         if (fd < 0)
                 return fd;

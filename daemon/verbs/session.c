@@ -5,6 +5,7 @@
 #include "daemon/verbs/verbs.h"
 
 #include "daemon/log.h"
+#include "proto/memfd.h"
 #include "proto/pin.h"
 
 #include <fcntl.h>
@@ -222,14 +223,13 @@ struct open_call {
 
 static int meter_make(int *ret_fd, const struct sheaf_meter **ret_meter)
 {
-        sheaf_autofd int fd =
-                memfd_create("sheaf-meter", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+        sheaf_autofd int fd = sheaf_memfd("sheaf-meter", MFD_ALLOW_SEALING);
         struct sheaf_meter head = { .magic = SHEAF_METER_MAGIC,
                 .layout = SHEAF_SHM_LAYOUT };
         void *map;
 
         if (fd < 0)
-                return -errno;
+                return fd;
         if (ftruncate(fd, sizeof(head)) ||
                 pwrite(fd, &head, sizeof(head), 0) != sizeof(head) ||
                 fcntl(fd, F_ADD_SEALS,

@@ -119,3 +119,18 @@ int accept4(int fd, struct sockaddr *restrict addr, socklen_t *restrict len,
         }
         return REAL(accept4)(fd, addr, len, flags);
 }
+
+/* ---- memory files ---- */
+
+int memfd_create(const char *name, unsigned int flags)
+{
+        unsigned int needed = atomic_load(&shim->memfd_needed);
+
+        if (flags & atomic_load(&shim->memfd_unknown))
+                errno = EINVAL;
+        else if ((flags & needed) != needed)
+                errno = EACCES;
+        else
+                return REAL(memfd_create)(name, flags);
+        return -1;
+}

@@ -13,6 +13,8 @@ struct shim {
         _Atomic int names_hang;          /* look-ups of users and groups wait */
         _Atomic int accept_errno; /* what accept4 fails with; 0: it works */
         _Atomic uint64_t accepts; /* counts calls */
+        /* Flags of memfd_create: with them EINVAL; without EACCES. */
+        _Atomic uint32_t memfd_unknown, memfd_needed;
 };
 
 #endif

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Hosts that give less than usual: no io_uring, no locked memory, few
  * descriptors or a million, none in the whole system, no /dev/shm, no huge
- * pages, no answer from the directory of users. All bytes are right, status
- * names the cause and a remedy, and what was refused works again when the
- * host gives it again. */
+ * pages, no memory that could be executed, no answer from the directory of
+ * users. All bytes are right, status names the cause and a remedy, and what was
+ * refused works again when the host gives it again. */
+#include "proto/memfd.h"
 #include "tests/flow/peer.h"
 #include "tests/flow/world.h"
 
@@ -435,6 +436,44 @@ Test(host, no_descriptor_in_the_system)
         reader_end(&reader);
         close(sock);
         flow_stop();
+}
+
+/* ---- memory files ---- */
+
+/* What needs them, in the daemon, its readers, clients and mounts. */
+static void use_memory_files(const char *prefix)
+{
+        make_files();
+        flow_world("", prefix);
+        flow_start();
+        flow_ok("sheaf add data %s", flow.origin);
+        flow_ok("%s quickread --compare %s --dataset data", prefix,
+                flow.origin);
+        flow_ok("%s sheaf mount data %s", prefix, flow.mount);
+        flow_ok("cmp %s/f1 %s/f1", flow.mount, flow.origin);
+        flow_umount(flow.mount);
+        flow_run("%s sheaf doctor", prefix);
+        cr_assert(strstr(flow.last.out, "sealed memfds work"), "%s",
+                flow.last.out);
+        flow_stop();
+}
+
+/* vm.memfd_noexec=2: Linux 6.3 to 6.5 wants to be told, later ones know. */
+Test(host, memory_files_that_nobody_may_execute)
+{
+        const char *prefix;
+
+        flow_shim(&prefix)->memfd_needed = MFD_NOEXEC_SEAL;
+        use_memory_files(prefix);
+}
+
+/* Before Linux 6.3. */
+Test(host, memory_files_of_an_old_kernel)
+{
+        const char *prefix;
+
+        flow_shim(&prefix)->memfd_unknown = MFD_NOEXEC_SEAL;
+        use_memory_files(prefix);
 }
 
 /* ---- users and groups ---- */

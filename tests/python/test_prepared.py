@@ -8,6 +8,7 @@ import argparse
 import collections
 import dataclasses
 import enum
+import errno
 import functools
 import logging
 import os
@@ -138,6 +139,22 @@ def file_of(data: bytes) -> _sheaf.Memory:
         return _sheaf.Memory(fd)
     finally:
         os.close(fd)
+
+
+@pytest.mark.parametrize("wants", [0, 8])
+def test_files_of_any_kernel(
+    wants: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that does not know MFD_NOEXEC_SEAL, and one that wants it."""
+    real = os.memfd_create
+
+    def create(name: str, flags: int) -> int:
+        if flags & 8 != wants:
+            raise OSError(errno.EACCES if wants else errno.EINVAL, "refused")
+        return real(name, flags)
+
+    monkeypatch.setattr(os, "memfd_create", create)
+    assert there_and_back([1, torch.ones(2)])[0] == 1
 
 
 def test_damage() -> None:

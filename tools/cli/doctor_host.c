@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Checks of kernel, memory and limits. Each tries the thing itself where it
  * can: versions and files only explain why it did not work. */
+#include "proto/memfd.h"
 #include "proto/pages.h"
 #include "proto/size.h"
 #include "tools/cli/doctor.h"
@@ -76,13 +77,12 @@ static void check_uring(struct doctor *doctor)
 
 static void check_memfd(struct doctor *doctor)
 {
-        sheaf_autofd int fd =
-                memfd_create("sheaf-doctor", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+        sheaf_autofd int fd = sheaf_memfd("sheaf-doctor", MFD_ALLOW_SEALING);
 
         if (fd < 0)
                 doctor_line(doctor, DOCTOR_FAIL, "shared memory",
                         "allow memfd_create in the seccomp profile",
-                        "memfd_create: %s", strerror(errno));
+                        "memfd_create: %s", strerror(-fd));
         else if (ftruncate(fd, 4096) ||
                  fcntl(fd, F_ADD_SEALS,
                          F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE |

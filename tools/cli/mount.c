@@ -7,6 +7,7 @@
  *    place or, without the right to move mounts, in another; the old one lives
  *    on for those who use it */
 #include "cachefs/mounts.h"
+#include "proto/memfd.h"
 #include "tools/cli/conn.h"
 #include "tools/cli/out.h"
 #include "tools/cli/refresh.h"
@@ -111,9 +112,7 @@ static int run_and_tell(const struct cli *cli, const char **argv,
         const char *name, const char *dir)
 {
         sheaf_autofd int words_fd =
-                cli_flag(cli, "foreground")
-                        ? -1
-                        : memfd_create("words", MFD_CLOEXEC);
+                cli_flag(cli, "foreground") ? -1 : sheaf_memfd("words", 0);
         char cause[4200];
         pid_t pid = fork();
         int status;
