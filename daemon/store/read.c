@@ -7,7 +7,9 @@
  *  2 a header must name segment, generation, offset, length and the digest
  *    that was learned; the payload's hash is the caller's
  *  3 a container that vanished is forgotten whole: nothing is read twice to
- *    learn that it is gone */
+ *    learn that it is gone
+ *  4 the page cache is passed by where the disk allows it: what is read lies
+ *    in the arena next, or in the page cache of a mount */
 #include "daemon/store/private.h"
 
 struct sheaf_read_op {
@@ -111,7 +113,7 @@ static void read_done(struct sheaf_disk_io *io, int rc)
         if (op->segment) {
                 sheaf_segment_unbusy(store, op->segment);
         } else {
-                sheaf_file_leave(store, &op->plain->file);
+                sheaf_file_leave(store, &op->plain->direct);
                 sheaf_plain_leave(store, op->plain);
         }
         if (rc) {
@@ -160,18 +162,18 @@ static int aim(
         int rc;
 
         if (store->slow &&
-                (op->plain ? op->plain->file.fd : op->segment->file.fd) < 0)
+                (op->plain ? op->plain->direct.fd : op->segment->file.fd) < 0)
                 return -EAGAIN;
         if (op->plain) {
                 at = (at >> SHEAF_PLAIN_GEN_BITS) * SHEAF_CHUNK_BYTES_MAX;
                 sheaf_plain_name(op->plain->node, "", name);
-                rc = sheaf_file_enter(store, &op->plain->file, name, false);
+                rc = sheaf_file_enter(store, &op->plain->direct, name, true);
                 if (rc)
                         return container_lost(store, op, rc);
-                op->io.fd = op->plain->file.fd;
+                op->io.fd = op->plain->direct.fd;
                 op->io.offset_bytes = at;
                 op->io.min_bytes = len;
-                *ret_bytes = len;
+                *ret_bytes = sheaf_round_up(len, SHEAF_DISK_PAGE);
                 return 0;
         }
         sheaf_segment_name(op->segment->number, name);
