@@ -50,11 +50,20 @@ static uint64_t unplaced(const struct sheaf_daemon *d)
         return sum;
 }
 
+static uint64_t refused(const struct sheaf_daemon *d)
+{
+        struct sheaf_arena_pool_stats pool;
+
+        sheaf_arena_pool_stats(d->pool, &pool);
+        return pool.refused;
+}
+
 static void look(struct sheaf_health *health)
 {
         const uint64_t now[SHEAF_HEALTH_KINDS] = {
                 [SHEAF_HEALTH_DAMAGED] = damaged(health->daemon),
                 [SHEAF_HEALTH_UNPLACED] = unplaced(health->daemon),
+                [SHEAF_HEALTH_REFUSED] = refused(health->daemon),
         };
         int64_t now_ns = sheaf_now_ns();
 

@@ -11,6 +11,7 @@
 enum sheaf_health_kind {
         SHEAF_HEALTH_DAMAGED,  /* chunks without their digest */
         SHEAF_HEALTH_UNPLACED, /* chunks that found no room in an arena */
+        SHEAF_HEALTH_REFUSED,  /* memory that the system did not give */
         SHEAF_HEALTH_KINDS
 };
 

@@ -142,6 +142,7 @@ void sheaf_arena_pool_stats(const struct sheaf_arena_pool *pool,
                 .bytes_max = pool->shape.bytes_max,
                 .bytes_mapped = pool->bytes_mapped,
                 .bytes_dropped_held = pool->bytes_dropped_held,
+                .refused = pool->refused,
                 .pages = pool->pages,
                 .pages_why = pool->pages_why,
         };

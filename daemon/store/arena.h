@@ -69,6 +69,7 @@ void sheaf_arena_pool_free(struct sheaf_arena_pool *pool);
 /* Memory really taken for the pool, and how its pages are backed. */
 struct sheaf_arena_pool_stats {
         uint64_t bytes_max, bytes_mapped, bytes_dropped_held;
+        uint64_t refused; /* monotonic: the system gave no memory */
         enum sheaf_pages pages;
         const char *pages_why; /* static: cause of a fallback, or "" */
 };

@@ -120,6 +120,7 @@ struct sheaf_arena_pool {
         const char *pages_why;
         uint32_t collapse_pause; /* segments taken in small pages */
         uint64_t bytes_mapped, bytes_dropped_held;
+        uint64_t refused; /* times that the system gave no memory */
         struct sheaf_arena *arenas;
 };
 

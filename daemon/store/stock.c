@@ -333,24 +333,35 @@ static void own(struct sheaf_space *space, uint32_t seg,
                 sheaf_seglist_push(space->arena, list, seg);
 }
 
+static int populate(struct sheaf_arena *arena, uint32_t seg)
+{
+        uint64_t size = arena->pool->shape.segment_bytes;
+        int rc;
+
+        if (arena->segs[seg].populated)
+                return 0;
+        rc = sheaf_extent_populate(arena->pool,
+                &arena->extents[seg / arena->segs_per_extent],
+                seg % arena->segs_per_extent * size, size);
+        arena->segs[seg].populated = !rc;
+        return rc;
+}
+
 /* A free segment with its pages, or SHEAF_NONE. */
 static uint32_t take_free(struct sheaf_space *space)
 {
         struct sheaf_arena *arena = space->arena;
-        uint64_t size = arena->pool->shape.segment_bytes;
-        struct sheaf_segment *segment;
         uint32_t seg;
+        int rc = 0;
 
-        if (arena->free.head == SHEAF_NONE && sheaf_arena_grow(arena) < 0)
-                return SHEAF_NONE;
+        if (arena->free.head == SHEAF_NONE)
+                rc = sheaf_arena_grow(arena);
         seg = arena->free.head;
-        segment = &arena->segs[seg];
-        if (!segment->populated &&
-                sheaf_extent_populate(arena->pool,
-                        &arena->extents[seg / arena->segs_per_extent],
-                        seg % arena->segs_per_extent * size, size) < 0)
+        if (!rc)
+                rc = populate(arena, seg);
+        arena->pool->refused += rc == -ENOMEM;
+        if (rc < 0)
                 return SHEAF_NONE;
-        segment->populated = true;
         if (sheaf_seg_reset(arena, seg) < 0)
                 return SHEAF_NONE;
         sheaf_seg_unlink(arena, seg);

@@ -276,6 +276,7 @@ static void arena_metrics(struct sheet *s)
         if (!sheaf_conn_sees_all(s->conn))
                 return;
         gauge(s, "arena.dropped_bytes_held", "", pool.bytes_dropped_held);
+        counter(s, "arena.refused", "", pool.refused);
         gauge(s, "arena.payload_bytes", "", sum.payload_bytes);
         gauge(s, "arena.blocks", "", sum.blocks);
         gauge(s, "pins.clients", "", sum.clients);

@@ -167,7 +167,14 @@ static void of_memory(struct report *r)
                         "clients still map memory that was given up",
                         "they have not let go of it",
                         "see the clients below; end those that hang");
-        if (sheaf_health_recent(d->health, SHEAF_HEALTH_UNPLACED, NULL))
+        if (sheaf_health_recent(d->health, SHEAF_HEALTH_REFUSED, NULL))
+                condition(r, "memory-refused",
+                        "the system has no memory for chunks",
+                        "it refused pages (ENOMEM), within the last minutes: "
+                        "chunks take the place of others, or are copied",
+                        "free memory, allow the daemon's control group more, "
+                        "or a smaller --memory");
+        else if (sheaf_health_recent(d->health, SHEAF_HEALTH_UNPLACED, NULL))
                 condition(r, "memory-pinned",
                         "chunks found no room in memory and were copied",
                         "what clients hold pinned, or what is under way, "

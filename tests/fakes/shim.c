@@ -134,3 +134,15 @@ int memfd_create(const char *name, unsigned int flags)
                 return REAL(memfd_create)(name, flags);
         return -1;
 }
+
+/* ---- memory ---- */
+
+int madvise(void *at, size_t len, int advice)
+{
+        if (advice == MADV_POPULATE_WRITE && atomic_load(&shim->memory_errno)) {
+                atomic_fetch_add(&shim->refusals, 1);
+                errno = atomic_load(&shim->memory_errno);
+                return -1;
+        }
+        return REAL(madvise)(at, len, advice);
+}

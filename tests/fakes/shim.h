@@ -15,6 +15,9 @@ struct shim {
         _Atomic uint64_t accepts; /* counts calls */
         /* Flags of memfd_create: with them EINVAL; without EACCES. */
         _Atomic uint32_t memfd_unknown, memfd_needed;
+        /* What madvise() fails with that takes pages; 0: it works. */
+        _Atomic int memory_errno;
+        _Atomic uint64_t refusals; /* counts those */
 };
 
 #endif
