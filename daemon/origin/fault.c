@@ -22,6 +22,7 @@ enum kind {
         DELAY,
         JITTER,
         PIECES,
+        DRIP,
         SHORT,
         ESTALE_ONCE,
         ESTALE_SOME,
@@ -48,7 +49,7 @@ static bool parse(char *text, struct rule *rule)
                 { "crash", CRASH } },
           numbered[] = { { "delay=", DELAY }, { "jitter=", JITTER },
                   { "eio=", EIO_SOME }, { "estale=", ESTALE_SOME },
-                  { "pieces=", PIECES } };
+                  { "pieces=", PIECES }, { "drip=", DRIP } };
         char *colon = strchr(text, ':'), *end;
 
         if (!colon)
@@ -136,6 +137,16 @@ static int apply_open(struct rule *rule)
         }
 }
 
+static void apply_piece(const struct rule *rule, size_t *len_bytes)
+{
+        if (rule->kind == PIECES)
+                *len_bytes = SHEAF_MIN(*len_bytes, (size_t)rule->number);
+        if (rule->kind != DRIP)
+                return;
+        sleep_ms(rule->number);
+        *len_bytes = 1;
+}
+
 static void apply_read(const struct rule *rule, size_t *len_bytes)
 {
         if (rule->kind == DELAY)
@@ -159,9 +170,7 @@ int sheaf_fault(enum sheaf_fault_op op, const char *path, size_t *len_bytes)
                 if (op == SHEAF_FAULT_READ) {
                         apply_read(rule, len_bytes);
                 } else if (op == SHEAF_FAULT_PIECE) {
-                        if (rule->kind == PIECES)
-                                *len_bytes = SHEAF_MIN(
-                                        *len_bytes, (size_t)rule->number);
+                        apply_piece(rule, len_bytes);
                 } else {
                         rc = apply_open(rule);
                         if (rc)

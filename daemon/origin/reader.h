@@ -100,6 +100,7 @@ _Noreturn void sheaf_reader_serve(int threads);
  *   delay=MS:S      waits between the first look and the read
  *   jitter=MS:S     the same, at random up to that long
  *   pieces=N:S      no read gives more than N bytes at once
+ *   drip=MS:S       each read gives one byte, after that long
  *   short:S         the file ends half-way through the chunk
  *   estale-once:S   -ESTALE the first time
  *   estale=N:S      -ESTALE N times of a thousand, at random
@@ -109,7 +110,7 @@ _Noreturn void sheaf_reader_serve(int threads);
 enum sheaf_fault_op {
         SHEAF_FAULT_OPEN,  /* hang, eio, gone, estale, crash */
         SHEAF_FAULT_READ,  /* delay, jitter, short */
-        SHEAF_FAULT_PIECE, /* pieces: of each read of a chunk */
+        SHEAF_FAULT_PIECE, /* pieces, drip: of each read of a chunk */
 };
 
 #ifdef SHEAF_FAULTS

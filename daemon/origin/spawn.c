@@ -29,8 +29,8 @@ extern char **environ;
 static void keep_environment(char *kept[KEPT_MAX], char *root)
 {
         static const char *const names[] = { "SHEAF_FAULT_ORIGIN=",
-                "ASAN_OPTIONS=", "TSAN_OPTIONS=", "UBSAN_OPTIONS=",
-                "LSAN_OPTIONS=" };
+                "SHEAF_FAULT_WHILE=", "ASAN_OPTIONS=", "TSAN_OPTIONS=",
+                "UBSAN_OPTIONS=", "LSAN_OPTIONS=" };
         size_t count = 0;
 
         for (char **var = environ; var && *var; var++) {

@@ -11,6 +11,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 
 TestSuite(origin_faults, .init = flow_init, .fini = flow_fini, .timeout = 100);
 
@@ -115,6 +116,19 @@ static void cold_works(void)
                 cr_assert_eq(look("cold", i), 0);
 }
 
+static bool one_waits(const pid_t *pids)
+{
+        for (uint32_t i = 0; i < COLD; i++) {
+                siginfo_t info = { 0 };
+
+                if (!waitid(P_PID, (id_t)pids[i], &info,
+                            WEXITED | WNOHANG | WNOWAIT) &&
+                        !info.si_pid)
+                        return true;
+        }
+        return false;
+}
+
 /* Readers of cold files while the origin does not answer; half of them are
  * killed; then @heal. */
 static void while_it_hangs(void (*hang)(void), void (*heal)(void))
@@ -128,6 +142,8 @@ static void while_it_hangs(void (*hang)(void), void (*heal)(void))
         for (uint32_t i = 0; i < COLD; i++)
                 pids[i] = start_cold(i, i % 2);
         warm_works();
+        /* Warm reads and commands have not waited for those. */
+        cr_assert(one_waits(pids), "after %.1f s", flow_now() - start);
         for (uint32_t i = 0; i < COLD; i += 4) {
                 kill(pids[i], SIGKILL);
                 kill(pids[i + 1], SIGKILL);
@@ -186,6 +202,25 @@ Test(origin_faults, read_hangs)
 Test(origin_faults, everything_hangs)
 {
         while_it_hangs(hang_all, heal);
+}
+
+/* It gives a byte a second of each file: that is no hang, and still each read
+ * ends at its deadline. */
+static void trickle(void)
+{
+        close(creat(flow_path("trickling"), 0644));
+}
+
+static void flood(void)
+{
+        cr_assert(!unlink(flow_path("trickling")));
+}
+
+Test(origin_faults, reads_trickle)
+{
+        flow.faults = "drip=1000:cold";
+        setenv("SHEAF_FAULT_WHILE", flow_path("trickling"), 1);
+        while_it_hangs(trickle, flood);
 }
 
 /* Errors: for all readers until it ends, and none of it is remembered. */
