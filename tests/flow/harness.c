@@ -556,9 +556,13 @@ pid_t flow_server(const char *dir)
 void flow_own_fuse_device(void)
 {
         const char *device = flow_path("fuse");
+        struct stat st;
 
         cr_assert(!unshare(CLONE_NEWNS));
         cr_assert(!mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL));
+        /* Where it is so already, no node is made on what may be nodev. */
+        if (!stat("/dev/fuse", &st) && (st.st_mode & 0666) == 0666)
+                return;
         cr_assert(!mknod(device, S_IFCHR | 0666, makedev(10, 229)));
         cr_assert(!chmod(device, 0666));
         cr_assert(!mount(device, "/dev/fuse", NULL, MS_BIND, NULL));

@@ -9,7 +9,13 @@
 #include <sys/mount.h>
 #include <sys/stat.h>
 
-TestSuite(store_worlds, .init = flow_init, .fini = flow_fini, .timeout = 100);
+static void begin(void)
+{
+        flow_init();
+        flow_own_fuse_device();
+}
+
+TestSuite(store_worlds, .init = begin, .fini = flow_fini, .timeout = 100);
 
 #define FILES       150
 #define USER        1 /* one with a name, for fusermount3 */
@@ -145,7 +151,7 @@ static void basic(uid_t uid, uint64_t bytes)
         flow.uid = 0;
 }
 
-static void as_who(bool root, bool user)
+static void as_both(void)
 {
         uint64_t bytes = make_set();
 
@@ -153,19 +159,11 @@ static void as_who(bool root, bool user)
         cr_assert(!chmod(flow.base, 01777));
         flow.memory = "64MiB";
         flow.disk = "256MiB";
-        if (root)
-                basic(0, bytes);
-        if (!user)
-                return;
+        basic(0, bytes);
         cr_assert_eq(flow_run("find %s -mindepth 1 -delete; rm -f %s",
                              flow.cache, flow.log),
                 0);
         basic(USER, bytes);
-}
-
-static void as_both(void)
-{
-        as_who(true, true);
 }
 
 static bool log_says(const char *feature)
@@ -223,7 +221,7 @@ Test(store_worlds, noexec_nosuid_nodev)
 {
         if (mounted("none", "tmpfs", MS_NOEXEC | MS_NOSUID | MS_NODEV,
                     "size=400m"))
-                as_who(false, true);
+                as_both();
 }
 
 Test(store_worlds, fuse)
@@ -239,7 +237,7 @@ Test(store_worlds, fuse_without_features)
         flow_faulty_mount(flow.cache);
         flow_faulty("direct fail=EINVAL\n"
                     "allocate fail=EOPNOTSUPP\n");
-        as_who(false, true);
+        as_both();
         cr_assert(log_says("O_DIRECT"));
         cr_assert(log_says("fallocate"));
         cr_assert(log_says("holes"));
@@ -271,7 +269,7 @@ static bool over_sectors(int sector)
 Test(store_worlds, sectors_of_512_bytes)
 {
         if (over_sectors(512))
-                as_who(true, false);
+                as_both();
 }
 
 Test(store_worlds, sectors_of_4096_bytes)
