@@ -391,6 +391,10 @@ Test(cli, two_daemons_with_long_socket_paths)
                         flow.mount);
         }
         cr_assert_eq(flow_run("sheaf --socket %s ls only0", paths[1]), 4);
+        /* No third name, such as one that was cut. */
+        flow_ok("ls -A %s/%s | wc -l; ls -A %s/%s | awk 'length != 30'",
+                flow.base, dir, flow.base, dir);
+        cr_assert_str_eq(flow.last.out, "2\n");
         for (int i = 0; i < 2; i++) {
                 kill(pids[i], SIGTERM);
                 cr_assert_eq(flow_join(pids[i], 10), 0);

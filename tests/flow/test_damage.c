@@ -406,3 +406,37 @@ Test(damage, verify_finds_exactly_the_damaged)
         check_library();
         flow_stop();
 }
+
+/* Swapped, cut, longer and deleted, before anybody reads: what has wrong bytes
+ * or lacks some is found, and nothing else; what is gone is not damaged, but
+ * not there. */
+Test(damage, verify_finds_what_was_swapped_and_cut)
+{
+        static const char *const wrong[] = { "small/f010", "small/f020",
+                "large/f1", "large/f2", "large/f3" };
+        const size_t chunks = 2 + 3 + 1 + 3; /* each is told by itself */
+        json_t *root;
+
+        make_set();
+        swap(find("segments", 10, 0), find("segments", 20, 0), SMALL_BYTES);
+        swap(find("plain", LARGE_ID + 1, 0), find("plain", LARGE_ID + 3, 0),
+                LARGE_BYTES);
+        resize(find("plain", LARGE_ID + 2, LARGE_BYTES - 8), -1);
+        resize(find("plain", LARGE_ID + 4, 0), 1);
+        forget_memory();
+        root = verify("--cache-only", 6);
+        for (size_t i = 0; i < SHEAF_ARRAY_LEN(wrong); i++)
+                cr_assert(found(root, wrong[i]), "%s: %s", wrong[i],
+                        flow.last.out);
+        cr_assert_eq(json_array_size(json_object_get(root, "findings")), chunks,
+                "%s", flow.last.out);
+        json_decref(root);
+        json_decref(verify("", 0));
+        flow_ok("sheaf warmup --disk data");
+        cr_assert(!unlink(find("plain", LARGE_ID + 4, 0).path));
+        forget_memory();
+        json_decref(verify("--cache-only", 0));
+        check_library();
+        check_mount();
+        flow_stop();
+}

@@ -11,8 +11,11 @@
 #include <criterion/criterion.h>
 #include <dirent.h>
 #include <fcntl.h>
+#include <linux/io_uring.h>
 #include <signal.h>
 #include <stdio.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 
@@ -105,6 +108,31 @@ Test(host, uring_set_up_but_nothing_registered)
         without_uring(EPERM, "427", "seccomp");
 }
 
+/* Locks @bytes for the rest of the test as the kernel counts it for a user: by
+ * buffers of a ring. False: it has no rings, or counts otherwise. */
+static bool lock_for_user(uid_t uid, size_t bytes)
+{
+        const char *ready = flow_path("locked");
+        pid_t pid = flow_fork(uid, 0);
+        struct io_uring_params params = { 0 };
+        struct iovec buf = { .iov_len = bytes };
+        int ring;
+
+        if (pid)
+                return flow_until(10, access(ready, F_OK) == 0 ||
+                                              flow_wait(pid, 0) >= 0) &&
+                       !access(ready, F_OK);
+        ring = (int)syscall(SYS_io_uring_setup, 1, &params);
+        buf.iov_base = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
+                MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (ring < 0 || buf.iov_base == MAP_FAILED ||
+                syscall(SYS_io_uring_register, ring, 0, &buf, 1))
+                _exit(1);
+        creat(ready, 0644);
+        for (;;)
+                pause();
+}
+
 Test(host, no_locked_memory)
 {
         char prefix[PATH_MAX];
@@ -113,6 +141,18 @@ Test(host, no_locked_memory)
         make_files();
         flow_world("ulimit -l 0", "");
         use();
+        flow_stop();
+        flow_world("ulimit -l 64", "");
+        flow_start();
+        read_all();
+        flow_stop();
+        /* Another process of this user has all that he may lock. */
+        if (!lock_for_user(flow.uid, 4 << 20))
+                printf("SKIP: host no_locked_memory: nobody can lock buffers "
+                       "for a user here\n");
+        flow_world("ulimit -l 4096", "");
+        flow_start();
+        read_all();
         flow_stop();
         /* Nothing depends on locking either. */
         snprintf(prefix, sizeof(prefix), FLOW_CONFINE " %d %d,%d,%d", ENOMEM,
@@ -162,6 +202,43 @@ Test(host, no_huge_pages)
         flow.extra = NULL;
         flow_start();
         read_all();
+        flow_stop();
+}
+
+/* No page is to be had when the arena wants its next one: chunks are copied
+ * to who reads them, which is told with its cause, and go to the arena again
+ * as soon as there is memory. */
+Test(host, memory_is_refused)
+{
+        const char *prefix;
+        struct shim *shim = flow_shim(&prefix);
+
+        make_files();
+        flow.memory = "64MiB";
+        flow_world("", prefix);
+        flow_start();
+        flow_ok("sheaf add data %s", flow.origin);
+        flow_mount("data", flow.mount);
+        shim->memory_errno = ENOMEM;
+        for (int round = 0; round < 2; round++)
+                read_all();
+        for (uint32_t i = 0; i < FILES; i++)
+                cr_assert_eq(flow_check(flow_path("mount/f%u", i), i + 1, LEN,
+                                     65536),
+                        0);
+        cr_assert_gt(shim->refusals, 0);
+        cr_assert_eq(flow_stat("arena.payload_bytes"), 0);
+        cr_assert_gt(flow_stat("arena.refused"), 0);
+        cr_assert(flow_status_says("the system has no memory for chunks"));
+        cr_assert_not_null(strstr(flow.last.out, "memory-refused"));
+        cr_assert_null(
+                strstr(flow.last.out, "memory-pinned"), "%s", flow.last.out);
+        shim->memory_errno = 0;
+        read_all();
+        cr_assert(flow_until(
+                20, flow_stat("arena.payload_bytes") == FILES * (double)LEN));
+        read_all();
+        flow_umount(flow.mount);
         flow_stop();
 }
 
@@ -269,17 +346,79 @@ static void not_busy(void)
         cr_assert_lt(flow_cpu(flow.daemon) - before, 0.4);
 }
 
+/* A soft limit is no limit: the daemon takes what the hard one allows. */
+static bool limits_are(pid_t pid, int files)
+{
+        return !flow_run("grep -qE '^Max open files +%d +%d ' /proc/%d/limits",
+                files, files, (int)pid);
+}
+
+Test(host, soft_limits_are_raised)
+{
+        struct reader readers[80];
+
+        make_files();
+        flow_world("ulimit -Sn 64; ulimit -Hn 4096", "");
+        flow_start();
+        flow_ok("sheaf add data %s", flow.origin);
+        cr_assert(limits_are(flow.daemon, 4096));
+        flow_ok("ulimit -Sn 64; ulimit -Hn 4096; sheaf mount data %s",
+                flow.mount);
+        for (size_t i = 0; i < SHEAF_ARRAY_LEN(readers); i++) {
+                readers[i] = reader_start();
+                cr_assert_eq(reader_says(&readers[i]), 0, "reader %zu", i);
+        }
+        for (size_t i = 0; i < SHEAF_ARRAY_LEN(readers); i++) {
+                cr_assert_eq(reader_reads(&readers[i], (char)(i % FILES)), 0);
+                reader_end(&readers[i]);
+        }
+        flow_umount(flow.mount);
+        flow_stop();
+}
+
+/* Files of the mount that are open. */
+#define OPEN 400
+
+static void open_mount(int fds[OPEN])
+{
+        for (uint32_t i = 0; i < OPEN; i++) {
+                fds[i] = open(flow_path("mount/f%u", i % FILES),
+                        O_RDONLY | O_CLOEXEC);
+                cr_assert_geq(fds[i], 0, "%s", strerror(errno));
+        }
+}
+
+/* Bytes that no page cache has, by each of them; then they are closed. */
+static void read_open(int fds[OPEN])
+{
+        static char buf[4096];
+
+        for (uint32_t i = 0; i < OPEN; i++) {
+                off_t at = (off_t)(i * 6991 % 700 * 4096);
+
+                posix_fadvise(fds[i], 0, 0, POSIX_FADV_DONTNEED);
+                cr_assert_eq(pread(fds[i], buf, 4096, at), 4096, "%s",
+                        strerror(errno));
+                cr_assert(flow_stamp_check(
+                        buf, i % FILES + 1, (uint64_t)at, 4096));
+                close(fds[i]);
+        }
+}
+
 /* A hard limit below anything usual: some clients work, further ones are
- * refused with a reason, those that are there read on. */
+ * refused with a reason, those that are there read on, and so does a mount
+ * with as few descriptors and with hundreds of open files. */
 Test(host, sixty_four_descriptors)
 {
         struct reader readers[64];
-        int count;
+        int count, fds[OPEN];
 
         make_files();
         flow_world("ulimit -n 64", "");
         flow_start();
         flow_ok("sheaf add data %s", flow.origin);
+        flow_ok("ulimit -n 64; sheaf mount data %s", flow.mount);
+        open_mount(fds);
         cr_assert(flow_status_says("few descriptors are allowed"));
         count = fill_up(readers, 64);
         cr_assert_geq(count, 2, "%d clients", count);
@@ -290,10 +429,12 @@ Test(host, sixty_four_descriptors)
         not_busy();
         for (int i = 0; i < count; i++)
                 cr_assert_eq(reader_reads(&readers[i], 0), 0);
+        read_open(fds);
         for (int i = 0; i < count; i++)
                 reader_end(&readers[i]);
         cr_assert(flow_until(30, !flow_status_says("descriptors are used up")));
         read_all();
+        flow_umount(flow.mount);
         flow_stop();
         printf("flow.host: 64 descriptors serve %d clients\n", count);
 }
@@ -379,6 +520,31 @@ Test(host, idle_connections_use_all_descriptors)
         flow_stop();
 }
 
+/* Numbers beyond those of select(2), in the daemon and in a client. */
+static void high_numbers(void)
+{
+        static int socks[1500];
+        struct rlimit limit;
+        int last = 0;
+
+        cr_assert(!getrlimit(RLIMIT_NOFILE, &limit));
+        limit.rlim_cur = limit.rlim_max;
+        cr_assert(!setrlimit(RLIMIT_NOFILE, &limit));
+        if (limit.rlim_max < 4096) {
+                printf("SKIP: host high_numbers: %lu descriptors are allowed\n",
+                        (unsigned long)limit.rlim_max);
+                return;
+        }
+        for (size_t i = 0; i < SHEAF_ARRAY_LEN(socks); i++)
+                last = socks[i] = sheaf_wire_connect(flow.socket);
+        cr_assert_gt(last, 1024);
+        cr_assert(flow_until(20, flow_fds(flow.daemon) > 1024));
+        read_all();
+        cr_assert_eq(flow_check(flow_path("mount/f2"), 3, LEN, 65536), 0);
+        for (size_t i = 0; i < SHEAF_ARRAY_LEN(socks); i++)
+                sheaf_close_p(&socks[i]);
+}
+
 /* No loop runs over all numbers that a descriptor might have. */
 Test(host, a_million_descriptors)
 {
@@ -401,6 +567,7 @@ Test(host, a_million_descriptors)
         flow_mount("data", flow.mount);
         cr_assert_lt(flow_now() - start, 8, "a mount");
         cr_assert_eq(flow_check(flow_path("mount/f1"), 2, LEN, 65536), 0);
+        high_numbers();
         flow_umount(flow.mount);
         flow_stop();
 }

@@ -419,7 +419,7 @@ static void still_right(void)
         flow_close(session, dataset);
 }
 
-Test(lifecycle, second_daemon_on_one_cache_refuses)
+static void second_refuses(void)
 {
         const char *link = flow_path("link"), *bind = flow_path("bind");
 
@@ -447,6 +447,18 @@ Test(lifecycle, second_daemon_on_one_cache_refuses)
         flow_stop();
 }
 
+Test(lifecycle, second_daemon_on_one_cache_refuses)
+{
+        second_refuses();
+}
+
+Test(lifecycle, second_daemon_on_one_cache_on_tmpfs_refuses)
+{
+        cr_assert(!mkdir(flow.cache, 0755));
+        cr_assert(!mount("none", flow.cache, "tmpfs", 0, "size=200m"));
+        second_refuses();
+}
+
 /* ---- the mount's process is killed ---- */
 
 Test(lifecycle, mount_process_killed)
@@ -470,6 +482,38 @@ Test(lifecycle, mount_process_killed)
         flow_umount(flow.mount);
         cr_assert(flow_until(20, flow_stat("clients") <= 1),
                 "connections of dead mounts stay: %g", flow_stat("clients"));
+        flow_stop();
+}
+
+/* The mount's process and the daemon at once, as when a machine is short of
+ * memory: both begin again without help, in either order. */
+Test(lifecycle, mount_and_daemon_killed)
+{
+        for (uint32_t i = 0; i < 100; i++)
+                flow_file(1 + i, 1000 + i, "f%u", i);
+        flow_start();
+        flow_ok("sheaf add data %s", flow.origin);
+        for (int round = 0; round < 6; round++) {
+                pid_t server;
+
+                flow_mount("data", flow.mount);
+                cr_assert_eq(flow_mounted(flow.mount), 1);
+                for (uint32_t i = 0; i < 100; i++)
+                        cr_assert_eq(flow_check(flow_path("mount/f%u", i),
+                                             1 + i, 1000 + i, 4096),
+                                0);
+                server = flow_server(flow.mount);
+                cr_assert_gt(server, 0);
+                if (round % 2)
+                        kill(server, SIGKILL);
+                flow_kill();
+                if (round % 2 == 0)
+                        kill(server, SIGKILL);
+                cr_assert(flow_until(20, flow_server(flow.mount) != server));
+                flow_start();
+        }
+        flow_mount("data", flow.mount);
+        flow_umount(flow.mount);
         flow_stop();
 }
 

@@ -165,6 +165,93 @@ Test(memory, killed_daemons_leave_no_pages)
         cr_assert_eq(flow_group_kills(group), 0);
 }
 
+/* Whom the kernel is to kill first. */
+static void offer(pid_t pid)
+{
+        char path[64];
+        FILE *file;
+
+        snprintf(path, sizeof(path), "/proc/%d/oom_score_adj", (int)pid);
+        file = fopen(path, "we");
+        cr_assert(file && fputs("1000", file) >= 0 && !fclose(file));
+}
+
+/* Takes memory of the group until the kernel has killed somebody in it; ends
+ * 0 then, 1 when nobody was. */
+static pid_t start_hog(const struct flow_group *group)
+{
+        uint64_t kills = flow_group_kills(group);
+        pid_t pid = flow_fork(0, 0);
+
+        if (pid)
+                return pid;
+        flow_group_enter(group);
+        for (uint64_t mib = 0; mib < 600; mib++) {
+                if (mmap(NULL, MIB, PROT_READ | PROT_WRITE,
+                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1,
+                            0) == MAP_FAILED)
+                        _exit(3);
+                if (flow_group_kills(group) > kills)
+                        _exit(0);
+        }
+        _exit(1);
+}
+
+static void look_all(void)
+{
+        for (uint32_t i = 0; i < FILES; i++)
+                cr_assert_eq(flow_check(flow_path("mount/f%02u", i), i, CHUNK,
+                                     1 << 20),
+                        0);
+}
+
+/* The kernel ends the daemon for memory, again and again, in one group that
+ * others fill: each time all of what it had is free, though a mount had mapped
+ * it, so the next one starts, reads all, and is not killed for what the one
+ * before it took. */
+Test(memory, killed_for_memory)
+{
+        struct flow_group *group = flow_group_new("oom", 384 * MIB);
+        uint64_t used = 0, kills = 0;
+
+        if (!group)
+                return;
+        flow.memory = "160MiB";
+        make_files();
+        daemon_in(group);
+        for (int round = 0; round < 4; round++) {
+                pid_t hog;
+                int rc;
+
+                flow_start();
+                offer(flow.daemon);
+                if (!round) {
+                        flow_ok("sheaf add data %s", flow.origin);
+                        flow_mount("data", flow.mount);
+                }
+                read_all();
+                look_all();
+                if (!round)
+                        used = flow_group_used(group);
+                cr_assert_leq(flow_group_used(group), used + 64 * MIB,
+                        "round %d: %llu from %llu", round,
+                        (unsigned long long)flow_group_used(group),
+                        (unsigned long long)used);
+                cr_assert_eq(flow_group_kills(group), kills, "killed too soon");
+                if (round == 3)
+                        break;
+                hog = start_hog(group);
+                rc = flow_join(hog, 60);
+                /* While the daemon's memory is taken down it may go, too. */
+                cr_assert(rc == 0 || rc == 128 + SIGKILL, "nobody was killed");
+                cr_assert_eq(flow_join(flow.daemon, 20), 128 + SIGKILL);
+                flow.daemon = 0;
+                kills = flow_group_kills(group);
+        }
+        flow_umount(flow.mount);
+        flow_stop();
+}
+
 /* On tmpfs both limits are of one memory: told at the start, and in status. */
 Test(memory, a_cache_on_tmpfs_beside_the_arena)
 {

@@ -208,13 +208,41 @@ Test(origin, changed_after_listing)
         flow_stop();
 }
 
+/* Open files of before: what was read is there, of the rest ESTALE; and the
+ * same as long as they are open, whatever is mounted at their place by then. */
+static void old_files(const int fds[20])
+{
+        static char buf[30001];
+
+        for (uint32_t i = 0; i < 20; i++) {
+                ssize_t n;
+
+                posix_fadvise(fds[i], 0, 0, POSIX_FADV_DONTNEED);
+                n = pread(fds[i], buf, sizeof(buf), 0);
+                if (i < 10)
+                        cr_assert(n == 30000 && flow_stamp_check(
+                                                        buf, i + 1, 0, 30000),
+                                "f%u: %zd", i + 1, n);
+                else
+                        cr_assert(n < 0 && errno == ESTALE, "f%u: %s", i + 1,
+                                strerror(n < 0 ? errno : 0));
+        }
+}
+
 Test(origin, whole_tree_replaced)
 {
+        int fds[20];
+
         for (uint32_t i = 1; i <= 20; i++)
                 flow_file(i, 30000, "d/f%u", i);
         flow_start();
         flow_ok("sheaf add data %s", flow.origin);
         flow_mount("data", flow.mount);
+        for (uint32_t i = 0; i < 20; i++) {
+                fds[i] = open(
+                        flow_path("mount/d/f%u", i + 1), O_RDONLY | O_CLOEXEC);
+                cr_assert_geq(fds[i], 0);
+        }
         for (uint32_t i = 1; i <= 10; i++)
                 cr_assert_eq(
                         flow_check(flow_path("mount/d/f%u", i), i, 30000, 4096),
@@ -231,6 +259,7 @@ Test(origin, whole_tree_replaced)
                 cr_assert_eq(
                         rc, i <= 10 ? 0 : -ESTALE, "f%u: %s", i, strerror(-rc));
         }
+        old_files(fds);
         flow_ok("sheaf update data");
         close_data();
         open_data();
@@ -245,6 +274,9 @@ Test(origin, whole_tree_replaced)
                                      30000, 4096),
                         0);
         }
+        old_files(fds);
+        for (uint32_t i = 0; i < 20; i++)
+                close(fds[i]);
         close_data();
         flow_umount(flow.mount);
         flow_stop();
