@@ -30,6 +30,7 @@ struct sheaf_prep_room {
         TAILQ_ENTRY(sheaf_prep_room) dirty_link;
         struct sheaf_prep *prep;
         struct sheaf_prep_owner *owner;
+        uint64_t number; /* newer ones have larger ones */
         char name[SHEAF_PREP_NAME_MAX + 1];
         struct sheaf_prep_config config;
         struct sheaf_prep_trait *traits; /* owned */
@@ -57,11 +58,11 @@ struct sheaf_seat {
 struct sheaf_prep {
         struct sheaf_daemon *daemon;
         LIST_HEAD(, sheaf_prep_owner) owners;
-        LIST_HEAD(, sheaf_prep_room) rooms;
+        LIST_HEAD(, sheaf_prep_room) rooms; /* the newest first */
         TAILQ_HEAD(, sheaf_prep_room) dirty;
         TAILQ_HEAD(, sheaf_prep_wait) waits;
         uint32_t owner_count, files_max;
-        uint64_t numbers;
+        uint64_t numbers, rooms_made;
         uv_timer_t timer;
         uv_idle_t idle;
         int open_handles;

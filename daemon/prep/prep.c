@@ -386,6 +386,7 @@ int sheaf_prep_room_new(struct sheaf_conn *conn,
                 return -ENOMEM;
         }
         owner->groups++;
+        room->number = ++prep->rooms_made;
         LIST_INSERT_HEAD(&prep->rooms, room, link);
         if (!prep->ticking)
                 uv_timer_start(&prep->timer, tick, TICK_MS, TICK_MS);
@@ -495,7 +496,8 @@ void sheaf_prep_stats(
 static void show(
         const struct sheaf_prep_room *room, struct sheaf_prep_shown *shown)
 {
-        *shown = (struct sheaf_prep_shown){ .name = room->name,
+        *shown = (struct sheaf_prep_shown){ .number = room->number,
+                .name = room->name,
                 .uid = room->owner->uid,
                 .grant = room->owner->grant,
                 .batches = room->config.batches,
@@ -503,8 +505,8 @@ static void show(
                 .group = room->group };
 }
 
-void sheaf_prep_each(struct sheaf_conn *conn, const char *name,
-        void (*each)(void *arg, const struct sheaf_prep_shown *shown),
+bool sheaf_prep_each(struct sheaf_conn *conn, const char *name, uint64_t below,
+        bool (*each)(void *arg, const struct sheaf_prep_shown *shown),
         void *arg)
 {
         bool all = !conn->who.grant &&
@@ -514,12 +516,15 @@ void sheaf_prep_each(struct sheaf_conn *conn, const char *name,
         LIST_FOREACH (room, &conn->daemon->prep->rooms, link) {
                 struct sheaf_prep_shown shown;
 
-                if ((!all && !is_owner(room->owner, conn)) ||
+                if (room->number >= below ||
+                        (!all && !is_owner(room->owner, conn)) ||
                         (*name && strcmp(room->name, name) != 0))
                         continue;
                 show(room, &shown);
-                each(arg, &shown);
+                if (!each(arg, &shown))
+                        return false;
         }
+        return true;
 }
 
 bool sheaf_seat_shown(

@@ -110,15 +110,18 @@ void sheaf_prep_stats(
 
 /* A group, to be shown. */
 struct sheaf_prep_shown {
+        uint64_t number; /* of no other group of this daemon */
         const char *name;
         uid_t uid;
         uint64_t grant;
         uint32_t batches, ahead;
         struct sheaf_prep_group *group;
 };
-/* Calls @each for those that @conn may see and whose name is @name, or "". */
-void sheaf_prep_each(struct sheaf_conn *conn, const char *name,
-        void (*each)(void *arg, const struct sheaf_prep_shown *shown),
+/* Calls @each for those that @conn may see and whose name is @name, or "",
+ * from the newest one below number @below on, as long as it returns true.
+ * False: it did not. */
+bool sheaf_prep_each(struct sheaf_conn *conn, const char *name, uint64_t below,
+        bool (*each)(void *arg, const struct sheaf_prep_shown *shown),
         void *arg);
 bool sheaf_seat_shown(
         const struct sheaf_seat *seat, struct sheaf_prep_shown *ret_shown);

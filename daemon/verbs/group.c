@@ -357,13 +357,6 @@ void sheaf_verb_fail_batch(struct sheaf_conn *conn, struct sheaf_wire_msg *msg)
 
 /* ---- figures ---- */
 
-struct listing {
-        struct sheaf_conn *conn;
-        uint64_t id;
-        const struct sheaf_seat *asks; /* for its own figures; NULL: all */
-        bool full;                     /* some were left out */
-};
-
 static void fill_member(
         struct sheaf_prep_member *member, Sheaf__GroupMember *each)
 {
@@ -406,71 +399,111 @@ static void fill_info(
         info->gather = stats.gathered ? 0 : stats.gather;
 }
 
-static void send_info(void *arg, const struct sheaf_prep_shown *shown)
+static void send_info(struct sheaf_conn *conn,
+        const struct sheaf_prep_shown *shown, Sheaf__Envelope *env,
+        Sheaf__GroupInfo *info)
 {
-        struct listing *listing = arg;
-        Sheaf__Envelope env = SHEAF__ENVELOPE__INIT;
-        Sheaf__GroupInfo info = SHEAF__GROUP_INFO__INIT;
-        Sheaf__GroupMember each[SHEAF_PREP_MEMBERS_MAX];
-        Sheaf__GroupMember *list[SHEAF_PREP_MEMBERS_MAX];
-        struct sheaf_prep_member *m = sheaf_prep_first(shown->group);
         char owner[64];
-        size_t count = 0;
 
-        listing->full |= !sheaf_conn_has_room(listing->conn);
-        if (listing->full && !listing->asks)
-                return;
-        fill_info(shown, &info);
+        fill_info(shown, info);
         if (shown->grant)
                 snprintf(owner, sizeof(owner), "grant");
         else
                 sheaf_names_of_user(shown->uid, owner, sizeof(owner));
-        info.owner = owner;
-        for (; m && !listing->asks; m = sheaf_prep_after(m)) {
-                fill_member(m, &each[count]);
-                list[count] = &each[count];
-                count++;
-        }
-        info.member = list;
-        info.n_member = count;
-        if (listing->asks && sheaf_seat_member(listing->asks)) {
-                struct sheaf_prep_member_stats own;
-
-                sheaf_prep_member_stats(sheaf_seat_member(listing->asks), &own);
-                info.detached = own.detached;
-        }
-        env.id = listing->id;
-        env.more = !listing->asks;
-        env.body_case = SHEAF__ENVELOPE__BODY_GROUP_INFO;
-        env.group_info = &info;
-        sheaf_conn_send(listing->conn, &env, NULL, 0);
+        info->owner = owner;
+        env->body_case = SHEAF__ENVELOPE__BODY_GROUP_INFO;
+        env->group_info = info;
+        sheaf_conn_send(conn, env, NULL, 0);
 }
 
 void sheaf_verb_group_stats(struct sheaf_conn *conn, struct sheaf_wire_msg *msg)
 {
         struct sheaf_seat *seat =
                 seat_of(conn, msg->env->id, msg->env->group_stats->membership);
-        struct listing listing = { conn, msg->env->id, seat, false };
+        Sheaf__Envelope env = SHEAF__ENVELOPE__INIT;
+        Sheaf__GroupInfo info = SHEAF__GROUP_INFO__INIT;
         struct sheaf_prep_shown shown;
 
-        if (seat && sheaf_seat_shown(seat, &shown))
-                send_info(&listing, &shown);
+        if (!seat || !sheaf_seat_shown(seat, &shown))
+                return;
+        if (sheaf_seat_member(seat)) {
+                struct sheaf_prep_member_stats own;
+
+                sheaf_prep_member_stats(sheaf_seat_member(seat), &own);
+                info.detached = own.detached;
+        }
+        env.id = msg->env->id;
+        send_info(conn, &shown, &env, &info);
+}
+
+/* All that the client may see, as it reads; the newest first. */
+struct list_call {
+        struct sheaf_call call; /* first */
+        uint64_t last;          /* number of the group that was told last */
+        char name[SHEAF_PREP_NAME_MAX + 1];
+};
+
+static bool list_one(void *arg, const struct sheaf_prep_shown *shown)
+{
+        struct list_call *list = arg;
+        Sheaf__Envelope env = SHEAF__ENVELOPE__INIT;
+        Sheaf__GroupInfo info = SHEAF__GROUP_INFO__INIT;
+        Sheaf__GroupMember each[SHEAF_PREP_MEMBERS_MAX];
+        Sheaf__GroupMember *members[SHEAF_PREP_MEMBERS_MAX];
+        struct sheaf_prep_member *m = sheaf_prep_first(shown->group);
+
+        if (!sheaf_conn_has_room(list->call.conn))
+                return false;
+        for (; m; m = sheaf_prep_after(m)) {
+                fill_member(m, &each[info.n_member]);
+                members[info.n_member] = &each[info.n_member];
+                info.n_member++;
+        }
+        info.member = members;
+        env.id = list->call.id;
+        env.more = true;
+        list->last = shown->number;
+        send_info(list->call.conn, shown, &env, &info);
+        return true;
+}
+
+static void list_on(struct sheaf_call *call)
+{
+        struct list_call *list = (struct list_call *)call;
+        struct sheaf_conn *conn = call->conn;
+        uint64_t id = call->id;
+
+        if (!sheaf_prep_each(conn, list->name, list->last, list_one, list))
+                return;
+        sheaf_call_end(call);
+        free(list);
+        sheaf_conn_done(conn, id);
+}
+
+static void list_abandon(struct sheaf_call *call)
+{
+        free(call);
 }
 
 void sheaf_verb_list_groups(struct sheaf_conn *conn, struct sheaf_wire_msg *msg)
 {
         const char *name = msg->env->list_groups->name;
-        struct listing listing = { conn, msg->env->id, NULL, false };
+        uint64_t id = msg->env->id;
+        struct list_call *list;
 
         if (strlen(name) > SHEAF_PREP_NAME_MAX) {
-                sheaf_conn_error(conn, msg->env->id, -EINVAL,
-                        "a group's name has 1 to 128 bytes");
+                sheaf_conn_error(
+                        conn, id, -EINVAL, "a group's name has 1 to 128 bytes");
                 return;
         }
-        sheaf_prep_each(conn, name, send_info, &listing);
-        if (listing.full)
-                sheaf_conn_error(conn, msg->env->id, -EMSGSIZE,
-                        "there are too many groups to list at once; name one");
-        else
-                sheaf_conn_done(conn, msg->env->id);
+        list = sheaf_new(struct list_call, 1);
+        if (!sheaf_call_begin(
+                    conn, id, list ? &list->call : NULL, list_abandon)) {
+                free(list);
+                return;
+        }
+        strcpy(list->name, name);
+        list->last = UINT64_MAX;
+        list->call.resume = list_on;
+        list_on(&list->call);
 }

@@ -498,8 +498,8 @@ Test(groups, traits_that_differ_are_named)
 
 /* ---- by hand ---- */
 
-static int join_by_hand(struct peer *p, uint32_t batches, uint32_t ahead,
-        uint32_t world, uint64_t *ret_membership)
+static int join_named(struct peer *p, const char *name, uint32_t batches,
+        uint32_t ahead, uint32_t world, uint64_t *ret_membership)
 {
         Sheaf__JoinGroup body = SHEAF__JOIN_GROUP__INIT;
         Sheaf__Envelope env;
@@ -509,7 +509,7 @@ static int join_by_hand(struct peer *p, uint32_t batches, uint32_t ahead,
 
         id[1] = (uint8_t)p->id;
         id[2] = (uint8_t)(p->id >> 8);
-        body.name = (char *)"g";
+        body.name = (char *)name;
         body.member.data = id;
         body.member.len = sizeof(id);
         body.batches = batches;
@@ -525,6 +525,12 @@ static int join_by_hand(struct peer *p, uint32_t batches, uint32_t ahead,
                 rc = -msg.env->error->errno_value;
         sheaf_wire_msg_free(&msg);
         return rc;
+}
+
+static int join_by_hand(struct peer *p, uint32_t batches, uint32_t ahead,
+        uint32_t world, uint64_t *ret_membership)
+{
+        return join_named(p, "g", batches, ahead, world, ret_membership);
 }
 
 /* Numbers of others, numbers beyond all bounds, and ten thousand joins. */
@@ -590,6 +596,82 @@ Test(groups, absurd_requests)
         close(other.sock);
         close(fd);
         nothing_left();
+}
+
+#define LISTS       250 /* 2 MiB of answers, queued */
+#define LISTED      16
+#define NAME_LETTER 120
+
+/* Group @i of those that are listed. */
+static void long_name(uint32_t i, char name[NAME_LETTER + 3])
+{
+        memset(name, 'a' + (int)i, NAME_LETTER);
+        snprintf(name + NAME_LETTER, 3, "%02u", i);
+}
+
+static void ask_for_lists(struct peer *p)
+{
+        Sheaf__ListGroups list = SHEAF__LIST_GROUPS__INIT;
+
+        for (int i = 0; i < LISTS; i++) {
+                Sheaf__Envelope env =
+                        envelope(p, SHEAF__ENVELOPE__BODY_LIST_GROUPS, &list);
+
+                cr_assert_eq(sheaf_wire_send(p->sock, &env, NULL, 0), 0);
+        }
+        cr_assert(flow_live());
+}
+
+/* Reads all answers; each tells of @least groups or more, of each once. */
+static void read_lists(struct peer *p, uint64_t first, uint32_t least)
+{
+        static uint32_t seen[LISTS]; /* bits */
+        int ends = 0;
+
+        memset(seen, 0, sizeof(seen));
+        while (ends < LISTS) {
+                struct sheaf_wire_msg msg;
+                uint32_t bit, *of;
+
+                cr_assert_eq(sheaf_wire_recv(p->sock, &msg), 1,
+                        "dropped after %d", ends);
+                cr_assert_neq(msg.env->body_case, SHEAF__ENVELOPE__BODY_ERROR,
+                        "%s", msg.env->error->message);
+                of = &seen[msg.env->id - first];
+                if (msg.env->body_case == SHEAF__ENVELOPE__BODY_GROUP_INFO) {
+                        bit = UINT32_C(1)
+                              << (msg.env->group_info->name[0] - 'a');
+                        cr_assert(!(*of & bit), "told twice");
+                        *of |= bit;
+                        cr_assert_eq(msg.env->group_info->n_member, 4);
+                } else {
+                        cr_assert_geq((uint32_t)__builtin_popcount(*of), least);
+                        ends++;
+                }
+                sheaf_wire_msg_free(&msg);
+        }
+}
+
+/* Lists far beyond what is queued for a client, who reads them late; also when
+ * all groups go meanwhile. */
+Test(groups, long_lists_that_are_read)
+{
+        struct peer p = greet(), members = greet();
+        char name[NAME_LETTER + 3];
+        uint64_t number;
+
+        for (uint32_t i = 0; i < 4 * LISTED; i++) {
+                long_name(i % LISTED, name);
+                cr_assert_eq(join_named(&members, name, 10, 8, 1, &number), 0);
+        }
+        ask_for_lists(&p);
+        read_lists(&p, p.id - LISTS + 1, LISTED);
+        ask_for_lists(&p);
+        close(members.sock);
+        nothing_left();
+        read_lists(&p, p.id - LISTS + 1, 0);
+        close(p.sock);
+        cr_assert_eq(flow_stat("clients.dropped_slow"), 0);
 }
 
 /* Of the same name, and not the same. */
