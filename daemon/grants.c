@@ -441,8 +441,12 @@ static void made_socket(void *arg, uint64_t serial, int rc,
         int sock = made->sock;
 
         (void)serial;
-        if (!rc)
+        if (!rc) {
                 rc = serve(grants, grant, made);
+                if (rc)
+                        sheaf_grant_socket_remove(
+                                grants->daemon->loop, grant->record, made);
+        }
         if (rc) {
                 sheaf_close_p(&sock);
                 undo(making, rc);

@@ -172,6 +172,17 @@ static int make_room(struct sheaf_flight *f)
         return f->heap ? 0 : -ENOMEM;
 }
 
+static void fail_arrived(struct sheaf_fetcher *fetcher)
+{
+        struct sheaf_flight *f;
+
+        while ((f = TAILQ_FIRST(&fetcher->arrived))) {
+                TAILQ_REMOVE(&fetcher->arrived, f, link);
+                source_end(f);
+                sheaf_flight_fail(f, -ENOMEM, sheaf_why_memory);
+        }
+}
+
 /* With every core busy, what arrives waits and makes the next batch larger:
  * a hand-over to the pool costs as much as hashing a small chunk. */
 void sheaf_fetcher_hash_arrived(struct sheaf_fetcher *fetcher)
@@ -181,8 +192,10 @@ void sheaf_fetcher_hash_arrived(struct sheaf_fetcher *fetcher)
                 struct batch *batch = sheaf_new(struct batch, 1);
                 struct sheaf_flight *f;
 
-                if (!batch)
-                        return; /* tried again by the next pump */
+                if (!batch) {
+                        fail_arrived(fetcher);
+                        return;
+                }
                 batch->fetcher = fetcher;
                 batch->work.data = batch;
                 while ((f = TAILQ_FIRST(&fetcher->arrived)) &&

@@ -17,7 +17,8 @@
  * times=N: for N calls only.
  * Actions: fail=ERRNO (a name such as
  * EIO, or a number), delay=MS before all else, rate=N (so many such calls a
- * second, all callers together), hang (until CONTROL changes), cut=N (a read
+ * second, all callers together), hang (until CONTROL changes, or the caller is
+ * interrupted), stick (the same, but no signal ends the caller), cut=N (a read
  * that would return more returns N bytes), free=BYTES (of statfs: so much is
  * free).
  *
@@ -99,7 +100,7 @@ struct rule {
         char path[128];
         uint64_t skip, times; /* left */
         uint64_t one_of, chance;
-        bool limited, hang, has_free;
+        bool limited, hang, stick, has_free;
         int fail;
         unsigned int delay_ms, rate;
         size_t cut;
@@ -182,6 +183,8 @@ static void parse_word(struct rule *rule, const char *word)
                 rule->delay_ms = (unsigned int)strtoul(value, NULL, 10);
         } else if (!strcmp(word, "hang")) {
                 rule->hang = true;
+        } else if (!strcmp(word, "stick")) {
+                rule->hang = rule->stick = true;
         } else if (!strncmp(word, "cut=", 4)) {
                 rule->cut = strtoull(value, NULL, 10);
         } else if (!strncmp(word, "free=", 5)) {
@@ -321,7 +324,7 @@ static int meet_rule(enum op op, const char *path, struct rule *ret_rule)
                 wait_turn(ret_rule->rate);
         if (ret_rule->delay_ms)
                 pause_ns(ret_rule->delay_ms * UINT64_C(1000000));
-        while (ret_rule->hang && !fuse_interrupted()) {
+        while (ret_rule->hang && (ret_rule->stick || !fuse_interrupted())) {
                 bool changed;
 
                 pause_ns(POLL_NS);

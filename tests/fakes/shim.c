@@ -3,12 +3,15 @@
  * change: SHEAF_SHIM=PATH. Without it nothing is wrong.
  *
  *  1 the file is mapped before main(); what it says holds at once
- *  2 monotonic clocks are never touched */
+ *  2 steady clocks are those of libc's callers alone: the kernel waits by its
+ *    own
+ *  3 an allocation that is refused changes nothing, as by malloc(3) */
 #include "tests/fakes/shim.h"
 
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <grp.h>
+#include <malloc.h>
 #include <pwd.h>
 #include <stdio.h>
 #include <sys/socket.h>
@@ -34,19 +37,23 @@ __attribute__((constructor)) static void setup(void)
 
 #define REAL(name) ((__typeof__(&(name)))dlsym(RTLD_NEXT, #name))
 
-/* ---- the time of day ---- */
+/* ---- time ---- */
 
 int clock_gettime(clockid_t id, struct timespec *ts)
 {
         static __typeof__(&clock_gettime) real;
-        int64_t add = atomic_load(&shim->wall_offset_sec);
+        bool wall = id == CLOCK_REALTIME || id == CLOCK_REALTIME_COARSE;
+        bool steady = id == CLOCK_MONOTONIC || id == CLOCK_MONOTONIC_COARSE ||
+                      id == CLOCK_MONOTONIC_RAW || id == CLOCK_BOOTTIME;
         int rc;
 
         if (!real)
                 real = REAL(clock_gettime);
         rc = real(id, ts);
-        if (!rc && (id == CLOCK_REALTIME || id == CLOCK_REALTIME_COARSE))
-                ts->tv_sec += add;
+        if (!rc && wall)
+                ts->tv_sec += atomic_load(&shim->wall_offset_sec);
+        if (!rc && steady)
+                ts->tv_sec += atomic_load(&shim->steady_offset_sec);
         return rc;
 }
 
@@ -145,4 +152,74 @@ int madvise(void *at, size_t len, int advice)
                 return -1;
         }
         return REAL(madvise)(at, len, advice);
+}
+
+/* ---- allocations ---- */
+
+/* Before the real one is known: dlsym() may want some itself. */
+void *__libc_malloc(size_t bytes);
+void *__libc_calloc(size_t count, size_t bytes);
+
+static bool refuses(void)
+{
+        uint64_t refuse = atomic_load(&shim->refuse), number, from;
+
+        if (!refuse || gettid() != getpid())
+                return false;
+        number = atomic_fetch_add(&shim->allocations, 1) + 1;
+        from = atomic_load(&shim->refuse_from);
+        if (number < from || number - from >= refuse)
+                return false;
+        atomic_fetch_add(&shim->refused, 1);
+        errno = ENOMEM;
+        return true;
+}
+
+static _Thread_local bool looking __attribute__((tls_model("initial-exec")));
+
+#define FIND(real, name)                                                       \
+        do {                                                                   \
+                looking = true;                                                \
+                (real) = REAL(name);                                           \
+                looking = false;                                               \
+        } while (0)
+
+void *malloc(size_t bytes)
+{
+        static __typeof__(&malloc) real;
+
+        if (looking)
+                return __libc_malloc(bytes);
+        if (!real)
+                FIND(real, malloc);
+        return refuses() ? NULL : real(bytes);
+}
+
+void *calloc(size_t count, size_t bytes)
+{
+        static __typeof__(&calloc) real;
+
+        if (looking)
+                return __libc_calloc(count, bytes);
+        if (!real)
+                FIND(real, calloc);
+        return refuses() ? NULL : real(count, bytes);
+}
+
+void *realloc(void *at, size_t bytes)
+{
+        static __typeof__(&realloc) real;
+
+        if (!real)
+                FIND(real, realloc);
+        return refuses() ? NULL : real(at, bytes);
+}
+
+void *aligned_alloc(size_t alignment, size_t bytes)
+{
+        static __typeof__(&aligned_alloc) real;
+
+        if (!real)
+                FIND(real, aligned_alloc);
+        return refuses() ? NULL : real(alignment, bytes);
 }
