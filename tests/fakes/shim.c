@@ -154,7 +154,9 @@ int madvise(void *at, size_t len, int advice)
         return REAL(madvise)(at, len, advice);
 }
 
-/* ---- allocations ---- */
+/* ---- allocations: a sanitizer has its own ---- */
+
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 
 /* Before the real one is known: dlsym() may want some itself. */
 void *__libc_malloc(size_t bytes);
@@ -223,3 +225,5 @@ void *aligned_alloc(size_t alignment, size_t bytes)
                 FIND(real, aligned_alloc);
         return refuses() ? NULL : real(alignment, bytes);
 }
+
+#endif
