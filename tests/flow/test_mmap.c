@@ -100,7 +100,7 @@ Test(mmap, read_by_parent_and_child)
         flow_stop();
 }
 
-/* What Python and numpy make of a file, cold and warm. The default of Python
+/* What Python makes of a file, cold and warm. The default of Python
  * is shared and writable: of a file that is open for reading it is refused, as
  * anywhere. */
 static const char script[] =
@@ -116,28 +116,17 @@ static const char script[] =
         "        mmap.mmap(g.fileno(), 0)\n"
         "    except PermissionError:\n"
         "        continue\n"
-        "    sys.exit('mapped for writing')\n"
-        "try:\n"
-        "    import numpy\n"
-        "except ImportError:\n"
-        "    sys.exit(77)\n"
-        "assert numpy.memmap('mount/file', mode='r').tobytes() == want\n";
+        "    sys.exit('mapped for writing')\n";
 
 Test(mmap, by_python)
 {
-        int rc = 0;
-
         setup("auto");
         if (flow_run("python3 -c 'import mmap'"))
                 printf("SKIP: mmap by_python: python3 is not installed\n");
         else
-                for (int pass = 0; pass < 2; pass++) {
-                        rc = flow_run("cd %s && python3 -c \"%s\"", flow.base,
+                for (int pass = 0; pass < 2; pass++)
+                        flow_ok("cd %s && python3 -c \"%s\"", flow.base,
                                 script);
-                        cr_assert(!rc || rc == 77, "%s", flow.last.err);
-                }
-        if (rc)
-                printf("SKIP: mmap by_python: numpy is not installed\n");
         flow_umount(flow.mount);
         flow_stop();
 }

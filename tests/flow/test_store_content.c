@@ -15,8 +15,10 @@ TestSuite(store_content, .init = flow_init, .fini = flow_fini, .timeout = 100);
 /* ---- many names, few contents ---- */
 
 #define NAMES      200
-#define CONTENTS   10
-#define NAME_BYTES (UINT64_C(256) << 10)
+#define HELD_VIEWS 4
+
+static uint32_t contents = 10;
+static uint64_t name_bytes = UINT64_C(256) << 10;
 
 static int read_names(const char *dataset, uint32_t from, uint32_t step)
 {
@@ -29,7 +31,7 @@ static int read_names(const char *dataset, uint32_t from, uint32_t step)
                 return rc;
         for (uint32_t i = from; !rc && i < NAMES; i += step) {
                 snprintf(name, sizeof(name), "n%03u", i);
-                rc = flow_check_view(set, name, i % CONTENTS + 1, NAME_BYTES);
+                rc = flow_check_view(set, name, i % contents + 1, name_bytes);
         }
         flow_close(session, set);
         return rc;
@@ -38,7 +40,7 @@ static int read_names(const char *dataset, uint32_t from, uint32_t step)
 static void make_names(void)
 {
         for (uint32_t i = 0; i < NAMES; i++)
-                flow_file(i % CONTENTS + 1, NAME_BYTES, "n%03u", i);
+                flow_file(i % contents + 1, name_bytes, "n%03u", i);
 }
 
 /* Four readers at once, in two datasets of the same files. */
@@ -66,12 +68,12 @@ Test(store_content, equal_contents_are_stored_once)
                 flow.origin);
         read_at_once();
         flow_ok("sheaf warmup --disk one && sheaf warmup --disk two");
-        cr_assert_eq(flow_stat("disk.payload_bytes"), CONTENTS * NAME_BYTES,
+        cr_assert_eq(flow_stat("disk.payload_bytes"), contents * name_bytes,
                 "%g bytes for %llu", flow_stat("disk.payload_bytes"),
-                (unsigned long long)(CONTENTS * NAME_BYTES));
-        cr_assert_eq(flow_stat("disk.chunks"), CONTENTS);
+                (unsigned long long)(contents * name_bytes));
+        cr_assert_eq(flow_stat("disk.chunks"), contents);
         cr_assert_eq(
-                flow_stat_of("one", "dataset.disk_bytes"), NAMES * NAME_BYTES);
+                flow_stat_of("one", "dataset.disk_bytes"), NAMES * name_bytes);
         flow_ok("sheaf rm two");
         flow_kill();
         flow_start();
@@ -94,14 +96,14 @@ Test(store_content, shared_chunks_outlive_the_dataset_that_brought_them)
                 flow_stat("disk.chunks"));
         cr_assert_eq(read_names("two", 0, 1), 0);
         flow_ok("sheaf warmup --disk two");
-        cr_assert_eq(flow_stat("dataset.disk_bytes"), NAMES * NAME_BYTES);
+        cr_assert_eq(flow_stat("dataset.disk_bytes"), NAMES * name_bytes);
         for (int round = 0; round < 3; round++) {
                 flow_kill();
                 flow_start();
                 /* Figures are there once somebody asks for it by name. */
                 flow_ok("sheaf ls two");
                 cr_assert_eq(flow_stat_of("two", "dataset.disk_bytes"),
-                        NAMES * NAME_BYTES, "round %d: %g", round,
+                        NAMES * name_bytes, "round %d: %g", round,
                         flow_stat("dataset.disk_bytes"));
         }
         flow_ok("sheaf warmup --evict --memory two");
@@ -127,16 +129,53 @@ static void end(pid_t pid)
         flow_join(pid, 10);
 }
 
+/* Views of some contents, by one name each, while all names are evicted and
+ * removed: ends 0 if the bytes never change, once the file @over is there. */
+static pid_t hold_some(const char *over)
+{
+        struct sheaf_view views[HELD_VIEWS];
+        struct sheaf_session *session;
+        struct sheaf_dataset *set;
+        pid_t pid = flow_fork(0, 0);
+
+        if (pid)
+                return pid;
+        if (flow_open("two", &session, &set))
+                _exit(1);
+        for (uint32_t i = 0; i < HELD_VIEWS; i++)
+                if (sheaf_view_file(set, i, &views[i]))
+                        _exit(2);
+        while (access(over, F_OK)) {
+                for (uint32_t i = 0; i < HELD_VIEWS; i++)
+                        if (!flow_stamp_check(views[i].pieces[0].iov_base,
+                                    i + 1, 0, name_bytes))
+                                _exit(3);
+                flow_sleep(0.01);
+        }
+        _exit(0);
+}
+
+/* Old HELD_VIEWS come under new names, are read, and go from the origin. */
+#define COMES_AND_GOES                                                         \
+        "cd %s && mkdir comes && cp origin/n00[0-4] comes && "                 \
+        "sheaf add four comes && for i in $(seq 1000); do "                    \
+        "cp origin/n$(printf %%03d $((RANDOM %% 200))) comes/x$i; "            \
+        "sheaf update four -q; sheaf warmup four -q; rm comes/x$i; "           \
+        "sheaf update four -q; done >/dev/null 2>&1"
+
 /* Eviction, collection, readers and new names at once, in a cache that holds
  * a part of it. */
 Test(store_content, collection_never_takes_what_is_named_again)
 {
+        const char *over = flow_path("over");
         double until;
-        pid_t pids[3];
-        char text[512];
+        pid_t pids[4], holder;
+        char text[1024];
 
         flow.memory = "32MiB";
         flow.disk = "32MiB";
+        contents = 40;
+        name_bytes = UINT64_C(1) << 20;
         make_names();
         flow_start();
         flow_ok("sheaf add one %s && sheaf add two %s", flow.origin,
@@ -152,17 +191,25 @@ Test(store_content, collection_never_takes_what_is_named_again)
                 ">/dev/null 2>&1",
                 flow.origin);
         pids[2] = over_and_over(text);
+        snprintf(text, sizeof(text), COMES_AND_GOES, flow.base);
+        pids[3] = over_and_over(text);
+        holder = hold_some(over);
         until = flow_now() + 4;
         for (uint32_t i = 0; flow_now() < until; i++)
                 cr_assert_eq(read_names(i % 2 ? "one" : "two", i % 7, 7), 0,
                         "%s", sheaf_last_error());
-        for (int i = 0; i < 3; i++)
+        for (size_t i = 0; i < SHEAF_ARRAY_LEN(pids); i++)
                 end(pids[i]);
+        close(creat(over, 0644));
+        cr_assert_eq(flow_join(holder, 20), 0, "held bytes changed");
         cr_assert_eq(flow_stat("verify_failures"), 0);
         cr_assert_eq(flow_stat("disk.bad_headers"), 0);
         flow_ok("sheaf verify one && sheaf verify two");
         cr_assert_eq(read_names("one", 0, 1), 0);
         cr_assert_eq(read_names("two", 0, 1), 0);
+        flow_ok("cd %s && rm -f comes/x* && sheaf update four && "
+                "sheaf verify four",
+                flow.base);
         cr_assert_leq(flow_du(flow.cache), UINT64_C(32) << 20);
         flow_stop();
 }

@@ -6,6 +6,8 @@ from __future__ import annotations
 import io
 import os
 import pickle
+import subprocess
+import sys
 
 import pytest
 
@@ -200,3 +202,37 @@ def test_datasets(fs, node, tmp_path, monkeypatch):
         cache_dir=str(tmp_path / "cache"),
     )
     assert sorted(whole["n"]) == list(range(501))
+
+
+MAPS = """
+import numpy, sys
+place, root = sys.argv[1:]
+for name in ("large", "a/x.bin"):
+    array = numpy.memmap(f"{place}/{name}", mode="r")
+    with open(f"{root}/{name}", "rb") as file:
+        assert array.tobytes() == file.read()
+    try:
+        numpy.memmap(f"{place}/{name}", mode="r+")
+        sys.exit("mapped for writing")
+    except OSError:
+        pass
+"""
+
+
+def test_files_of_a_mount_are_mapped(fs, node, root):
+    """By NumPy, cold and warm, as those of the origin; in a process of its own,
+    since what can go wrong is a signal."""
+    place = node.base / "mounted"
+    place.mkdir()
+    mounted = node.sheaf("mount", "fs/tree", str(place), check=False)
+    if mounted.returncode:
+        pytest.skip(f"no mount: {mounted.stderr.strip().splitlines()[-1]}")
+    try:
+        for _ in range(2):
+            subprocess.run(
+                [sys.executable, "-c", MAPS, str(place), str(root)],
+                timeout=120,
+                check=True,
+            )
+    finally:
+        node.sheaf("umount", "--lazy", str(place))

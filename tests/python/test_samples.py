@@ -31,6 +31,35 @@ def test_plain_ints_are_that_very_file(data: str) -> None:
             ds[wrong]
 
 
+ODD = [
+    b"\n", b"a\nb", b" ", b" x ", b"-rf", b"*", b"%2F", b"a+b", b"a#b?c&d=e",
+    b"\xc3\xa9", b"e\xcc\x81", b"\xff\xfe", b'"', b"\\", b"\x01", b"n" * 255,
+]  # fmt: skip
+
+
+def test_names_of_any_bytes(node: Node) -> None:
+    """As files and as classes of an image folder; also in a worker."""
+    for kind in ODD:
+        path = os.fsencode(node.origin / "odd") + b"/" + kind
+        os.makedirs(path)
+        for name in ODD:
+            with open(path + b"/" + name, "wb") as file:
+                file.write(kind + b"/" + name)
+    node.sheaf("add", "odd", str(node.origin / "odd"))
+    ds = sheaf.Dataset("odd")
+    want = sorted(kind + b"/" + name for kind in ODD for name in ODD)
+    assert sorted(os.fsencode(key) for key in ds.files) == want
+    assert sorted(os.fsencode(name) for name in ds.classes) == sorted(ODD)
+    for number, key in enumerate(ds.files):
+        sample = ds[number]
+        assert bytes(sample) == os.fsencode(key) == os.fsencode(sample.key)
+        assert ds.id_of(key) == number == ds.get(key).id
+        kind = os.fsencode(ds.classes[ds.label(number)])
+        assert os.fsencode(key).rpartition(b"/")[0] == kind
+    for batch in sheaf.Loader(ds, 16, num_workers=1):
+        assert [bytes(s) for s in batch] == [os.fsencode(s.key) for s in batch]
+
+
 def test_index_types(data: str) -> None:
     ds = sheaf.Dataset(data)
     for index in (5, numpy.int64(5), numpy.int32(5), torch.tensor(5), True + 4):

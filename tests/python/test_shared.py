@@ -4,16 +4,21 @@ into tensors that share memory."""
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import gc
 import multiprocessing
 import os
 import pickle
+import resource
 import signal
 import subprocess
 import sys
 import time
 import warnings
+from typing import Iterator
 
+import pytest
 import sheaf
 import torch
 from conftest import N, Node, content, number_of
@@ -186,16 +191,53 @@ def test_shared_and_pinned_memory_are_copies(data: str) -> None:
     assert bytes(ds[9]) == want == bytes(sheaf.Dataset(data)[9])
 
 
+@contextlib.contextmanager
+def descriptors(most: int) -> Iterator[None]:
+    """At most so many of this process and of those that it starts."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
 def test_samples_hold_no_descriptors(data: str) -> None:
-    """However many are kept, by themselves and from workers."""
+    """However many are kept, by themselves and from workers, of few that are
+    allowed."""
     ds = sheaf.Dataset(data)
     kept: list[object] = [ds[0]]
     begun = len(os.listdir("/proc/self/fd"))
-    kept += [ds[i] for i in range(N)]
-    kept += [ds[i].tensor(copy=False) for i in range(N)]
-    kept += list(sheaf.Loader(ds, 1, num_workers=2))
+    with descriptors(256):
+        kept += [ds[i] for i in range(N)]
+        kept += [ds[i].tensor(copy=False) for i in range(N)]
+        kept += list(sheaf.Loader(ds, 1, num_workers=4))
     assert len(kept) == 1 + 3 * N
     assert len(os.listdir("/proc/self/fd")) < begun + 20
+
+
+def test_no_descriptor_is_left(data: str) -> None:
+    """What needs one fails with the limit in words and holds nothing; it works
+    when some are free. What needs none works all the while."""
+    ds, taken = sheaf.Dataset(data), []
+    held = ds[0]
+    pinned = ds.stats()["pinned_bytes"]
+    with descriptors(len(os.listdir("/proc/self/fd")) + 40):
+        with pytest.raises(OSError) as none:
+            while True:
+                taken.append(os.open("/dev/null", os.O_RDONLY))
+        assert none.value.errno == errno.EMFILE
+        assert bytes(ds[0]) == bytes(held)
+        other = sheaf.Dataset(data, job="no-descriptor")
+        with pytest.raises(OSError, match="RLIMIT_NOFILE") as refused:
+            other[1]
+        assert refused.value.errno == errno.EMFILE
+        assert ds.stats()["pinned_bytes"] == pinned
+        for fd in taken[-30:]:
+            os.close(fd)
+        assert number_of(bytes(other[1])) == number_of(bytes(ds[1]))
+        for fd in taken[:-30]:
+            os.close(fd)
 
 
 def private_bytes() -> int:
