@@ -299,6 +299,7 @@ static const struct {
         const char *name, *by;
 } elsewhere[] = {
         { "arena.place_failures", "states/memory_that_is_pinned" },
+        { "arena.refused", "host/memory_is_refused" },
         { "clients.dropped_mute", "host/idle_connections_use_all_..." },
         { "clients.dropped_pins", "attacks/pins_beyond_a_grant_..." },
         { "clients.dropped_slow", "floods/nobody_reads" },
