@@ -55,6 +55,8 @@ uint8_t tree_byte(const char *path, uint64_t at)
 
         for (const char *p = path; *p; p++)
                 h = (h ^ (uint8_t)*p) * UINT64_C(0x100000001b3);
+        /* Names that differ at their end have other bytes, too. */
+        h = (h ^ h >> 29) * UINT64_C(0xbf58476d1ce4e5b9);
         return (uint8_t)(h >> 32);
 }
 
