@@ -167,6 +167,12 @@ void sheaf_fetch_version_init(struct sheaf_fetch_version *version)
         version->wall_offset_ns = sheaf_wall_ns() - sheaf_now_ns();
 }
 
+static bool is_verified(const struct sheaf_flight *f)
+{
+        return f->state == SHEAF_FLIGHT_UNWRITTEN ||
+               f->state == SHEAF_FLIGHT_WRITING;
+}
+
 int sheaf_fetch(struct sheaf_fetcher *fetcher, struct sheaf_fetch *fetch)
 {
         uint64_t chunk =
@@ -188,12 +194,14 @@ int sheaf_fetch(struct sheaf_fetcher *fetcher, struct sheaf_fetch *fetch)
                 if (sheaf_flight_enqueue(f, fetch->lane))
                         sheaf_flight_enqueue_hint(f);
         }
-        if (f->state == SHEAF_FLIGHT_WRITING && !f->is_late) {
+        if (is_verified(f) && !f->is_late) {
                 f->is_late = true;
                 TAILQ_INSERT_TAIL(&fetcher->late, f, link);
         }
         TAILQ_INSERT_TAIL(&f->waits, fetch, link);
         fetch->flight = f;
+        if (f->state == SHEAF_FLIGHT_UNWRITTEN && fetch->durable)
+                sheaf_flight_write_now(f);
         sheaf_fetcher_kick(fetcher);
         return 0;
 }
@@ -203,7 +211,7 @@ bool sheaf_fetch_is_writing(struct sheaf_fetcher *fetcher,
 {
         const struct sheaf_flight *f = flight_find(fetcher, version, chunk);
 
-        return f && f->state == SHEAF_FLIGHT_WRITING;
+        return f && is_verified(f);
 }
 
 /* Takes a flight that nobody works on out of its queue; false: it is in the
@@ -274,7 +282,9 @@ bool sheaf_fetch_quiesce(
                                 continue;
                         f->dead = true;
                         answer_all(f, -ESTALE, sheaf_why_gone);
-                        if (unqueue(f))
+                        if (f->state == SHEAF_FLIGHT_UNWRITTEN)
+                                sheaf_flight_write_now(f);
+                        else if (unqueue(f))
                                 sheaf_flight_free(f);
                 }
         }
@@ -301,10 +311,13 @@ int sheaf_fetcher_new(const struct sheaf_fetcher_config *config,
         TAILQ_INIT(&fetcher->arrived);
         TAILQ_INIT(&fetcher->late);
         TAILQ_INIT(&fetcher->settling);
+        TAILQ_INIT(&fetcher->unwritten);
         uv_idle_init(fetcher->loop, &fetcher->pump);
         fetcher->pump.data = fetcher;
         uv_timer_init(fetcher->loop, &fetcher->settle);
         fetcher->settle.data = fetcher;
+        uv_timer_init(fetcher->loop, &fetcher->write);
+        fetcher->write.data = fetcher;
         uv_timer_init(fetcher->loop, &fetcher->watch);
         fetcher->watch.data = fetcher;
         uv_timer_start(
@@ -338,8 +351,9 @@ void sheaf_fetcher_free(struct sheaf_fetcher *fetcher)
                 return;
         /* Versions were quiesced before; handles close with the loop. */
         fetcher->closing = true;
-        fetcher->open_handles = 3;
+        fetcher->open_handles = 4;
         uv_close((uv_handle_t *)&fetcher->pump, closed);
         uv_close((uv_handle_t *)&fetcher->settle, closed);
         uv_close((uv_handle_t *)&fetcher->watch, closed);
+        uv_close((uv_handle_t *)&fetcher->write, closed);
 }

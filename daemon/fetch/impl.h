@@ -13,7 +13,12 @@
  *    the very copy that becomes visible
  *  3 a flight under way counts against flights_max and bytes_max; writes
  *    count on their own and never hold an answer back
- *  4 the arena block that is being written to disk is held */
+ *  4 the arena block that is being written to disk, or will be, is held
+ *  5 no write begins beside the answer that caused it: who reads what somebody
+ *    else has brought to disk would see that his own reads come faster. It
+ *    waits (UNWRITTEN), counted as one that is under way, unless somebody
+ *    waits for the disk; what is too much begins beside the next answer,
+ *    whatever that is of */
 #ifndef SHEAF_DAEMON_FETCH_IMPL_H
 #define SHEAF_DAEMON_FETCH_IMPL_H
 
@@ -36,6 +41,7 @@ enum sheaf_flight_state {
                                   old */
         SHEAF_FLIGHT_READING,  /* disk or origin */
         SHEAF_FLIGHT_HASHING,
+        SHEAF_FLIGHT_UNWRITTEN, /* answered; its write begins soon */
         SHEAF_FLIGHT_WRITING,
 };
 
@@ -59,7 +65,7 @@ LIST_HEAD(sheaf_lane_bucket, sheaf_lane);
 struct sheaf_flight {
         LIST_ENTRY(sheaf_flight) bucket, origin;
         struct sheaf_lane *lane; /* while queued */
-        TAILQ_ENTRY(sheaf_flight) link;
+        TAILQ_ENTRY(sheaf_flight) link, unwritten;
         struct sheaf_fetcher *fetcher;
         struct sheaf_fetch_version *version;
         uint64_t chunk;
@@ -68,7 +74,7 @@ struct sheaf_flight {
         enum sheaf_source source;
         bool hint, dead, ctime_moved, counted, is_late, at_origin, stalled;
         uint8_t origin_tries;
-        int64_t settle_ns;
+        int64_t answered_ns; /* while it is unwritten */
         struct sheaf_fetch_list waits;
         struct sheaf_store_read disk_read;
         struct sheaf_origin_read origin_read;
@@ -89,7 +95,7 @@ struct sheaf_fetcher {
         struct sheaf_store *store;
         uint64_t flights_max, bytes_max;
         uv_idle_t pump;
-        uv_timer_t settle, watch;
+        uv_timer_t settle, watch, write;
         bool pumping, closing;
         int open_handles; /* while closing */
         struct sheaf_flight_bucket buckets[SHEAF_FLIGHT_BUCKETS];
@@ -99,8 +105,10 @@ struct sheaf_fetcher {
         struct sheaf_flight_list hints, arrived, late, settling, again;
         uint64_t queued, hints_queued, stalled;
         uint64_t under_way, under_way_bytes;
-        uint64_t hashing, cores; /* batches under way; constant */
-        uint64_t writing, writing_bytes;
+        uint64_t hashing, cores;            /* batches under way; constant */
+        struct sheaf_flight_list unwritten; /* the longest answered first */
+        uint64_t unwritten_bytes;
+        uint64_t writing, writing_bytes; /* unwritten ones, too */
         int64_t write_progress_ns;
         struct sheaf_fetcher_stats stats;
 };
@@ -151,8 +159,12 @@ void sheaf_fetcher_hash_arrived(struct sheaf_fetcher *fetcher);
 void sheaf_flight_publish(struct sheaf_flight *f);
 /* Answers those that wait; with @durable also those that wait for the disk. */
 void sheaf_flight_serve(struct sheaf_flight *f, bool durable);
-/* Sends the held bytes to the disk, unless they are there or it is stuck. */
+/* The held bytes go to the disk, unless they are there or it is stuck. */
 void sheaf_flight_write_out(struct sheaf_flight *f);
+/* Begins the write of an unwritten one now: somebody waits for it. */
+void sheaf_flight_write_now(struct sheaf_flight *f);
+/* Begins the writes whose time has come. */
+void sheaf_fetcher_write_some(uv_timer_t *timer);
 /* The disk is behind but alive: nothing new is started until it caught up. */
 bool sheaf_fetcher_wait_disk(const struct sheaf_fetcher *fetcher);
 

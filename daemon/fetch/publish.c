@@ -7,6 +7,14 @@
 /* Without progress for this long the disk is taken to be stuck, and chunks
  * go unwritten rather than hold the arena. */
 #define WRITE_STUCK_NS (2 * SHEAF_NS_PER_SEC)
+/* How long after its answer a write begins, at least: some 30 small reads of
+ * the same reader, so that he cannot tell whose it is. */
+#define WRITE_MS 10
+#define WRITE_NS (WRITE_MS * SHEAF_NS_PER_MS)
+/* A turn of the loop copies so much into buffers of the disk. */
+#define WRITE_TURN_BYTES (4 * SHEAF_MIB)
+/* More does not wait, where reads are faster than that. */
+#define UNWRITTEN_BYTES (16 * SHEAF_MIB)
 
 /* Brings verified bytes into the arena of @res; 0 or -ENOBUFS, -ENOMEM. */
 static int settle_in(struct sheaf_flight *f, const struct sheaf_residence *res,
@@ -98,7 +106,53 @@ static bool may_write(const struct sheaf_fetcher *fetcher)
                !is_stuck(fetcher);
 }
 
-/* Sends the held bytes to the disk, unless they are there or it is stuck. */
+void sheaf_flight_write_now(struct sheaf_flight *f)
+{
+        struct sheaf_fetcher *fetcher = f->fetcher;
+
+        TAILQ_REMOVE(&fetcher->unwritten, f, unwritten);
+        fetcher->unwritten_bytes -= f->len_bytes;
+        f->state = SHEAF_FLIGHT_WRITING;
+        sheaf_store_write(fetcher->store, &f->write);
+}
+
+void sheaf_fetcher_write_some(uv_timer_t *timer)
+{
+        struct sheaf_fetcher *fetcher = timer->data;
+        int64_t before_ns = sheaf_now_ns() - WRITE_NS;
+        uint64_t bytes = 0;
+        struct sheaf_flight *f;
+
+        while ((f = TAILQ_FIRST(&fetcher->unwritten)) &&
+                f->answered_ns <= before_ns && bytes < WRITE_TURN_BYTES) {
+                bytes += f->len_bytes;
+                sheaf_flight_write_now(f);
+        }
+        if (f)
+                uv_timer_start(timer, sheaf_fetcher_write_some,
+                        bytes < WRITE_TURN_BYTES ? WRITE_MS : 1, 0);
+}
+
+/* Called for every answer, whatever it is of: that writes begin says nothing
+ * of the one that comes next. */
+static void write_surplus(struct sheaf_fetcher *fetcher)
+{
+        uint64_t most = SHEAF_MIN(UNWRITTEN_BYTES, fetcher->bytes_max / 4);
+
+        while (fetcher->unwritten_bytes > most)
+                sheaf_flight_write_now(TAILQ_FIRST(&fetcher->unwritten));
+}
+
+static bool disk_is_waited_for(const struct sheaf_flight *f)
+{
+        const struct sheaf_fetch *w;
+
+        TAILQ_FOREACH (w, &f->waits, link)
+                if (w->durable)
+                        return true;
+        return false;
+}
+
 void sheaf_flight_write_out(struct sheaf_flight *f)
 {
         struct sheaf_fetcher *fetcher = f->fetcher;
@@ -112,7 +166,7 @@ void sheaf_flight_write_out(struct sheaf_flight *f)
                 flight_end(f);
                 return;
         }
-        f->state = SHEAF_FLIGHT_WRITING;
+        f->state = SHEAF_FLIGHT_UNWRITTEN;
         f->write.ref = sheaf_flight_ref(f);
         f->write.bytes = f->bytes;
         f->write.done = write_done;
@@ -120,7 +174,14 @@ void sheaf_flight_write_out(struct sheaf_flight *f)
                 fetcher->write_progress_ns = sheaf_now_ns();
         fetcher->writing_bytes += f->len_bytes;
         sheaf_fetcher_kick(fetcher);
-        sheaf_store_write(fetcher->store, &f->write);
+        f->answered_ns = sheaf_now_ns();
+        if (TAILQ_EMPTY(&fetcher->unwritten))
+                uv_timer_start(
+                        &fetcher->write, sheaf_fetcher_write_some, WRITE_MS, 0);
+        TAILQ_INSERT_TAIL(&fetcher->unwritten, f, unwritten);
+        fetcher->unwritten_bytes += f->len_bytes;
+        if (disk_is_waited_for(f))
+                sheaf_flight_write_now(f);
 }
 
 /* The bytes are verified and their digest is learned. */
@@ -144,6 +205,7 @@ void sheaf_flight_publish(struct sheaf_flight *f)
                         f->home->arena, f->block, &len);
         }
         sheaf_flight_count_stop(f);
+        write_surplus(f->fetcher);
         sheaf_flight_serve(f, false);
         if (from_origin)
                 sheaf_flight_write_out(f);

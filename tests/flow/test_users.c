@@ -8,9 +8,11 @@
 #include <criterion/parameterized.h>
 #include <fcntl.h>
 #include <jansson.h>
+#include <math.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdio.h>
+#include <sys/mman.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
@@ -236,6 +238,156 @@ Test(users, detached_origins_of_others_are_not_told)
                 flow.last.out);
         cr_assert_eq(flow_run_as(OTHER, 0, "sheaf status"), 0);
         cr_assert(!strstr(flow.last.out, "detached"), "%s", flow.last.out);
+        flow_stop();
+}
+
+/* ---- what time tells ---- */
+
+#define TOLD_FILES 4000
+#define TOLD_BYTES 20000
+/* By chance once in 150,000 times. */
+#define TOLD_Z 4.5
+
+enum told {
+        NOBODYS,
+        ANOTHERS, /* on disk, for another user */
+        HIS,      /* he has read it before */
+};
+
+struct told_file {
+        uint32_t index;
+        enum told whose;
+        double seconds;
+};
+
+static uint32_t told_rng = 2463534242;
+
+static uint32_t told_pick(uint32_t n)
+{
+        told_rng ^= told_rng << 13;
+        told_rng ^= told_rng >> 17;
+        told_rng ^= told_rng << 5;
+        return told_rng % n;
+}
+
+static int by_seconds(const void *a, const void *b)
+{
+        double x = ((const struct told_file *)a)->seconds;
+        double y = ((const struct told_file *)b)->seconds;
+
+        return x < y ? -1 : x > y;
+}
+
+/* By the rank test of Mann and Whitney: how many standard deviations the files
+ * of @a come sooner than those of @b. @files ascend. */
+static double sooner(const struct told_file *files, enum told a, enum told b)
+{
+        double na = 0, nb = 0, before = 0;
+
+        for (size_t i = 0; i < TOLD_FILES; i++) {
+                na += files[i].whose == a;
+                nb += files[i].whose == b;
+                if (files[i].whose == b)
+                        before += na;
+        }
+        return (before - na * nb / 2) / sqrt(na * nb * (na + nb + 1) / 12);
+}
+
+static double middle_us(const struct told_file *files, enum told whose)
+{
+        size_t count = 0, half = 0;
+
+        for (size_t i = 0; i < TOLD_FILES; i++)
+                count += files[i].whose == whose;
+        for (size_t i = 0; i < TOLD_FILES; i++)
+                if (files[i].whose == whose && half++ == count / 2)
+                        return files[i].seconds * 1e6;
+        return 0;
+}
+
+/* Until the daemon has answered a question after it, too: what it still had to
+ * do for the file comes before that. */
+static int told_read(struct sheaf_session *session,
+        struct sheaf_dataset *dataset, struct told_file *file)
+{
+        struct sheaf_dataset *none;
+        struct sheaf_view view;
+        double start = flow_now();
+        int rc = sheaf_view_file(dataset, file->index, &view);
+
+        if (rc)
+                return rc;
+        if (sheaf_dataset_open(session, "absent", &none) != -ENOENT)
+                rc = -EPROTO;
+        file->seconds = flow_now() - start;
+        if (!flow_stamp_check(
+                    view.pieces[0].iov_base, file->index + 1, 0, TOLD_BYTES))
+                rc = -EBADMSG;
+        sheaf_view_release(&view);
+        return rc;
+}
+
+static _Noreturn void read_all_once(struct told_file *files)
+{
+        struct sheaf_session *session;
+        struct sheaf_dataset *dataset;
+        int rc = flow_open("mine", &session, &dataset);
+
+        for (size_t i = 0; !rc && i < TOLD_FILES; i++)
+                if (files[i].whose == HIS)
+                        rc = told_read(session, dataset, &files[i]);
+        for (size_t i = 0; !rc && i < TOLD_FILES; i++)
+                rc = told_read(session, dataset, &files[i]);
+        _exit(-rc);
+}
+
+/* Who reads files of his own for the first time cannot tell from how soon they
+ * come which of them the cache holds for somebody else. */
+Test(users, time_does_not_tell_what_others_have)
+{
+        size_t bytes = TOLD_FILES * sizeof(struct told_file);
+        struct told_file *files = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
+                MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+        double anothers, his;
+        pid_t pid;
+
+        cr_assert_neq(files, MAP_FAILED);
+        told_rng ^= (uint32_t)getpid();
+        printf("flow.users: seed %u\n", told_rng);
+        for (uint32_t i = 0; i < TOLD_FILES; i++) {
+                uint32_t at = told_pick(i + 1); /* in an order of chance */
+
+                files[i] = files[at];
+                files[at].index = i;
+                files[at].whose = told_pick(20) ? told_pick(2) : HIS;
+                flow_file(i + 1, TOLD_BYTES, "mine/f%04u", i);
+                if (files[at].whose == ANOTHERS)
+                        flow_file(i + 1, TOLD_BYTES, "others/f%04u", i);
+        }
+        flow_sleep(2.1); /* of younger ones each is waited for */
+        flow_start();
+        cr_assert_eq(flow_run_as(OWNER, 0,
+                             "sheaf add others %s/others && "
+                             "sheaf warmup --disk --quiet others",
+                             flow.origin),
+                0, "%s", flow.last.err);
+        cr_assert_eq(
+                flow_run_as(OTHER, 0, "sheaf add mine %s/mine", flow.origin), 0,
+                "%s", flow.last.err);
+        pid = flow_fork(OTHER, 0);
+        if (!pid)
+                read_all_once(files);
+        cr_assert_eq(flow_join(pid, 40), 0);
+        qsort(files, TOLD_FILES, sizeof(*files), by_seconds);
+        anothers = sooner(files, ANOTHERS, NOBODYS);
+        his = sooner(files, HIS, NOBODYS);
+        printf("flow.users: %.0f us what nobody has, %.0f another, %.0f he: "
+               "%+.2f and %+.2f standard deviations sooner\n",
+                middle_us(files, NOBODYS), middle_us(files, ANOTHERS),
+                middle_us(files, HIS), anothers, his);
+        cr_assert_lt(fabs(anothers), TOLD_Z, "%.2f", anothers);
+        cr_assert_gt(his, TOLD_Z, "the test sees nothing: %.2f", his);
+        munmap(files, bytes);
         flow_stop();
 }
 

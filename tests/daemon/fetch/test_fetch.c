@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The conductor over a real store, a real arena and a real reader process. */
-#include "daemon/fetch/fetch.h"
+#include "daemon/fetch/impl.h"
 #include "tests/daemon/origin/tree.h"
 
 #include <criterion/criterion.h>
@@ -149,10 +149,11 @@ static void version_make(struct sheaf_fetch_version *v)
         sheaf_fetch_version_init(v);
 }
 
-static void begin_with(uint64_t flights_max)
+static void begin_with(uint64_t flights_max, uint64_t bytes_max)
 {
         struct sheaf_fetcher_config config = { .loop = &tree.loop,
-                .flights_max = flights_max };
+                .flights_max = flights_max,
+                .bytes_max = bytes_max };
 
         tree_make(&tree);
         for (uint32_t i = 0; i < FILES; i++)
@@ -171,7 +172,7 @@ static void begin_with(uint64_t flights_max)
 
 static void begin(void)
 {
-        begin_with(0);
+        begin_with(0, 0);
 }
 
 static int remove_one(
@@ -401,7 +402,7 @@ Test(fetch, a_reader_that_is_let_go_of_fails_nothing)
 
 Test(fetch, lanes_take_turns)
 {
-        begin_with(4);
+        begin_with(4, 0);
         for (uint32_t i = 0; i < FILES - 1; i++) {
                 wish(&wishes[i], name(i), 0)->fetch.lane = 1;
                 ask(&wishes[i]);
@@ -417,7 +418,7 @@ Test(fetch, lanes_take_turns)
 
 Test(fetch, an_origin_that_hangs_holds_up_nobody_else)
 {
-        begin_with(8);
+        begin_with(8, 0);
         for (uint32_t i = 0; i < FILES; i++) {
                 wish(&wishes[i], name(i), 0)->fetch.version = &second;
                 wishes[i].fetch.lane = 1;
@@ -436,7 +437,7 @@ Test(fetch, an_origin_that_hangs_holds_up_nobody_else)
 
 Test(fetch, hints_come_after_wishes)
 {
-        begin_with(4);
+        begin_with(4, 0);
         for (uint32_t i = 0; i < FILES; i++) {
                 wish(&wishes[i], name(i), 0)->fetch.hint = i < FILES - 40;
                 ask(&wishes[i]);
@@ -444,5 +445,94 @@ Test(fetch, hints_come_after_wishes)
         for (uint32_t i = FILES - 40; i < FILES; i++)
                 wait_for(&wishes[i]);
         cr_assert_lt(done_count, 40 + FILES / 4);
+        end();
+}
+
+static uint64_t chunk_of(const struct wish *w)
+{
+        return tree.listing.entries[w->fetch.entry].first_chunk;
+}
+
+/* No write begins beside the answer that caused it, and none is lost. */
+Test(fetch, what_is_answered_is_written_later)
+{
+        int64_t answered_ns;
+
+        begin();
+        ask(wish(&wishes[0], "f006", 0));
+        wait_for(&wishes[0]);
+        answered_ns = sheaf_now_ns();
+        cr_assert(wishes[0].right);
+        cr_assert(sheaf_fetch_is_writing(
+                fetcher, &version, chunk_of(&wishes[0])));
+        cr_assert_eq(fetcher->unwritten_bytes, SIZE);
+        cr_assert_eq(fetcher->writing_bytes, SIZE, "what waits counts");
+        while (fetcher->unwritten_bytes)
+                uv_run(&tree.loop, UV_RUN_ONCE);
+        cr_assert_geq(sheaf_now_ns() - answered_ns, 9 * SHEAF_NS_PER_MS);
+        while (version.flights) {
+                sheaf_store_flush(store);
+                uv_run(&tree.loop, UV_RUN_ONCE);
+        }
+        cr_assert(sheaf_version_on_disk(stored, chunk_of(&wishes[0])));
+        cr_assert_eq(fetcher->writing, 0);
+        cr_assert_eq(fetcher->writing_bytes, 0);
+        end();
+}
+
+/* Who waits for the disk does not wait for that, too; nor does the end. */
+Test(fetch, what_somebody_waits_for_is_written_at_once)
+{
+        uint64_t unwritten;
+
+        begin();
+        wish(&wishes[0], "f006", 0)->fetch.durable = true;
+        ask(&wishes[0]);
+        while (!wishes[0].done) {
+                cr_assert_eq(fetcher->unwritten_bytes, 0);
+                sheaf_store_flush(store);
+                uv_run(&tree.loop, UV_RUN_ONCE);
+        }
+        ask(wish(&wishes[1], "f001", 0));
+        wait_for(&wishes[1]);
+        ask(wish(&wishes[2], "f002", 0));
+        wait_for(&wishes[2]);
+        unwritten = fetcher->unwritten_bytes;
+        wish(&wishes[3], "f002", 0)->fetch.durable = true;
+        ask(&wishes[3]);
+        cr_assert_eq(fetcher->unwritten_bytes, unwritten - SIZE, "it alone");
+        wait_for(&wishes[3]);
+        cr_assert(wishes[3].right);
+        cr_assert(sheaf_version_on_disk(stored, chunk_of(&wishes[3])));
+
+        ask(wish(&wishes[4], "f004", 0));
+        wait_for(&wishes[4]);
+        cr_assert_geq(fetcher->unwritten_bytes, SIZE);
+        cr_assert_not(sheaf_fetch_quiesce(fetcher, &version));
+        cr_assert_eq(fetcher->unwritten_bytes, 0);
+        while (!sheaf_fetch_quiesce(fetcher, &version)) {
+                sheaf_store_flush(store);
+                uv_run(&tree.loop, UV_RUN_ONCE);
+        }
+        for (size_t i = 0; i <= 4; i++)
+                cr_assert(sheaf_version_on_disk(stored, chunk_of(&wishes[i])));
+        end();
+}
+
+/* A quarter of what may be under way waits at most, and what came last. */
+Test(fetch, little_is_unwritten)
+{
+        uint64_t most = 0;
+
+        begin_with(0, 10 * SIZE);
+        for (uint32_t i = 0; i < FILES; i++)
+                ask(wish(&wishes[i], name(i), 0));
+        while (done_count < FILES) {
+                most = SHEAF_MAX(most, fetcher->unwritten_bytes);
+                sheaf_store_flush(store);
+                uv_run(&tree.loop, UV_RUN_ONCE);
+        }
+        cr_assert_gt(most, 0);
+        cr_assert_leq(most, 3 * SIZE + SIZE / 2);
         end();
 }
