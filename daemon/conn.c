@@ -15,6 +15,7 @@
 #include "daemon/verbs/verbs.h"
 
 #include "daemon/clock.h"
+#include "daemon/closer.h"
 #include "daemon/sift.h"
 
 #include <fcntl.h>
@@ -22,6 +23,7 @@
 #include <stdio.h>
 
 #define MESSAGES_PER_TURN 16
+#define CLOSING_MAX       16
 
 struct sheaf_out {
         TAILQ_ENTRY(sheaf_out) link;
@@ -599,6 +601,18 @@ static bool all_taken(const struct sheaf_wire_msg *msg)
         return true;
 }
 
+/* Memory files that nobody took may hold much memory. */
+static void let_go(struct sheaf_conn *conn, struct sheaf_wire_msg *msg)
+{
+        struct sheaf_closer *closer = conn->daemon->closer;
+
+        for (size_t i = 0; i < msg->fd_count; i++)
+                if (msg->fds[i] >= 0 && fcntl(msg->fds[i], F_GET_SEALS) >= 0 &&
+                        sheaf_closer_waiting(closer) < CLOSING_MAX)
+                        sheaf_closer_take(closer, sheaf_steal_fd(&msg->fds[i]));
+        sheaf_wire_msg_free(msg);
+}
+
 /* Receives and answers one message; as sheaf_wire_recv. */
 static int serve_one(struct sheaf_conn *conn)
 {
@@ -616,12 +630,13 @@ static int serve_one(struct sheaf_conn *conn)
         msg.env = sheaf_wire_decode(data, len);
         if (!msg.env)
                 rc = -EBADMSG;
-        else if (all_taken(&msg))
+        else if (all_taken(&msg) ||
+                 msg.env->body_case == SHEAF__ENVELOPE__BODY_OFFER_BATCH)
                 dispatch(conn, &msg);
         else
                 sheaf_conn_error(conn, msg.env->id, -EINVAL,
                         "no request brings a descriptor of that kind");
-        sheaf_wire_msg_free(&msg);
+        let_go(conn, &msg);
         return rc;
 }
 

@@ -342,6 +342,13 @@ static struct sheaf_grant *by_serial(
         return grant;
 }
 
+uid_t sheaf_grants_owner(struct sheaf_grants *grants, uint64_t serial)
+{
+        const struct sheaf_grant *grant = by_serial(grants, serial);
+
+        return grant ? grant->record->owner_uid : SHEAF_UID_UNMAPPED;
+}
+
 static int ending_begin(struct sheaf_store_change *change)
 {
         struct ending *ending = (struct ending *)change;

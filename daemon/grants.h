@@ -31,6 +31,8 @@ SHEAF_MUST_CHECK int sheaf_grants_new(
 void sheaf_grants_free(struct sheaf_grants *grants);
 
 struct sheaf_grant *sheaf_grants_first(struct sheaf_grants *grants);
+/* Who made the grant of that serial; SHEAF_UID_UNMAPPED: there is none. */
+uid_t sheaf_grants_owner(struct sheaf_grants *grants, uint64_t serial);
 
 /* What somebody wishes to grant, and who waits. */
 struct sheaf_grant_wish {

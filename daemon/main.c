@@ -8,6 +8,7 @@
  * why not) and exits with its status. */
 #include "daemon/aside.h"
 #include "daemon/catchup.h"
+#include "daemon/closer.h"
 #include "daemon/grants.h"
 #include "daemon/health.h"
 #include "daemon/jobs/jobs.h"
@@ -159,7 +160,9 @@ static int open_upper(struct sheaf_daemon *d)
                         "socket=%s remedy=\"another --socket, in a directory "
                         "that can be written and where nobody listens\"",
                         d->config->socket);
-        rc = sheaf_jobs_new(d, &d->jobs);
+        rc = sheaf_closer_new(d->loop, &d->closer);
+        if (!rc)
+                rc = sheaf_jobs_new(d, &d->jobs);
         if (!rc)
                 rc = sheaf_prep_new(d, &d->prep);
         if (!rc)
@@ -203,6 +206,7 @@ static void stop(struct sheaf_daemon *d)
         sheaf_server_free(d->server);
         d->server = NULL;
         sheaf_prep_free(d->prep);
+        sheaf_closer_free(d->closer);
         sheaf_jobs_free(d->jobs);
         sheaf_registry_free(d->registry);
         sheaf_fetcher_free(d->fetcher);

@@ -203,11 +203,18 @@ static bool is_kept(const struct sheaf_server *server, int fd, int part)
         return fd < 0 || fd >= server->fds_max - server->fds_kept / part;
 }
 
-bool sheaf_server_crowded(const struct sheaf_server *server)
+static int fds_free(const struct sheaf_server *server)
 {
         sheaf_autofd int fd = fcntl(server->spare_fd, F_DUPFD_CLOEXEC, 0);
 
-        return is_kept(server, fd, 1);
+        if (is_kept(server, fd, 1))
+                return 0;
+        return server->fds_max - server->fds_kept - fd;
+}
+
+bool sheaf_server_crowded(const struct sheaf_server *server)
+{
+        return !fds_free(server);
 }
 
 /* Near the limit: those that said nothing go, the oldest first. True: wait
@@ -531,7 +538,8 @@ void sheaf_server_stats(
         *ret_stats = server->stats;
         ret_stats->fds_max = (uint64_t)server->fds_max;
         ret_stats->copy_bytes = server->accounts.copy_bytes;
-        ret_stats->crowded = sheaf_server_crowded(server);
+        ret_stats->fds_free = (uint64_t)fds_free(server);
+        ret_stats->crowded = !ret_stats->fds_free;
 }
 
 static void ghost_hangup(uv_poll_t *poll, int status, int events)

@@ -29,6 +29,7 @@ struct sheaf_server;
 struct sheaf_conn;
 struct sheaf_grants;
 struct sheaf_catchup;
+struct sheaf_closer;
 struct sheaf_health;
 struct sheaf_jobs;
 struct sheaf_jobs_seat;
@@ -44,6 +45,7 @@ struct sheaf_daemon {
         struct sheaf_fetcher *fetcher;
         struct sheaf_registry *registry;
         struct sheaf_server *server;
+        struct sheaf_closer *closer;
         struct sheaf_grants *grants;
         struct sheaf_health *health;
         struct sheaf_catchup *catchup;
@@ -156,6 +158,7 @@ struct sheaf_server_stats {
         uint64_t dropped_mute;     /* said no Hello when room was needed */
         uint64_t dropped_pins;     /* pinned more than they were granted */
         uint64_t fds_max;          /* limit of descriptors */
+        uint64_t fds_free;         /* until nothing new may be opened, now */
         uint64_t copy_bytes;       /* of copies that clients hold, now */
         bool crowded;              /* nearly all are in use, now */
 };

@@ -164,6 +164,10 @@ int64_t sheaf_prep_tick(struct sheaf_prep_group *group, int64_t now_ns);
 /* Whether something was not leased for lack of room in the purse: to be
  * followed by sheaf_prep_next() when there is more. */
 bool sheaf_prep_held(const struct sheaf_prep_group *group);
+/* Gives up the staged batch that is needed last, as if it had not been
+ * prepared yet; to be followed by sheaf_prep_next(). False: there is none but
+ * such as are about to be given. */
+SHEAF_MUST_CHECK bool sheaf_prep_shed(struct sheaf_prep_group *group);
 
 /* ---- figures ---- */
 
@@ -175,7 +179,7 @@ struct sheaf_prep_group_stats {
         bool gathered;
         uint32_t gather; /* members that the first batch waits for */
         /* Since it began. */
-        uint64_t prepared, taken, redone, own, late, failed, detached;
+        uint64_t prepared, taken, redone, own, late, failed, detached, shed;
 };
 void sheaf_prep_group_stats(const struct sheaf_prep_group *group,
         struct sheaf_prep_group_stats *ret_stats);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the files of the service share:
  *
- *   prep.c    groups and their owners; what they answer; time; files
+ *   prep.c    groups; what they answer; time; files
+ *   shares.c  whose they are; what each may hold
  *   seats.c   memberships and what they ask */
 #ifndef SHEAF_DAEMON_PREP_INTERNAL_H
 #define SHEAF_DAEMON_PREP_INTERNAL_H
@@ -9,20 +10,25 @@
 #include "daemon/prep/prep.h"
 
 #include "daemon/clock.h"
+#include "daemon/closer.h"
 
 struct sheaf_prep_trait {
         char name[SHEAF_PREP_TRAIT_NAME + 1];
         char value[SHEAF_PREP_TRAIT_VALUE + 1];
 };
 
-/* Who has groups. */
+struct sheaf_prep_staged {
+        uint64_t bytes, files;
+};
+
+/* A user who has groups, also through grants that he made. */
 struct sheaf_prep_owner {
         LIST_ENTRY(sheaf_prep_owner) link;
         uid_t uid;
-        uint64_t grant; /* then the uid is not looked at */
         uint32_t groups;
         struct sheaf_prep_purse purse;
-        bool more; /* there is more room than there was */
+        struct sheaf_prep_staged staged; /* as it was counted last */
+        bool more;                       /* there is more room than there was */
 };
 
 struct sheaf_prep_room {
@@ -31,6 +37,9 @@ struct sheaf_prep_room {
         struct sheaf_prep *prep;
         struct sheaf_prep_owner *owner;
         uint64_t number; /* newer ones have larger ones */
+        struct sheaf_prep_staged staged; /* likewise */
+        uid_t uid;
+        uint64_t grant; /* then the uid is not looked at */
         char name[SHEAF_PREP_NAME_MAX + 1];
         struct sheaf_prep_config config;
         struct sheaf_prep_trait *traits; /* owned */
@@ -66,15 +75,21 @@ struct sheaf_prep {
         uv_timer_t timer;
         uv_idle_t idle;
         int open_handles;
-        bool ticking, idling, ending;
+        bool ticking, idling;
+        bool grown; /* what is staged may be more than is allowed */
         int64_t time_ns, seen_ns; /* the groups' time; when it was looked at */
         int64_t wait_due_ns;      /* no wait is over before */
         struct sheaf_prep_stats past; /* of groups that ended */
-        /* Files that are to be closed on the pool. */
-        uv_work_t work;
-        int *doomed, *closing;
-        size_t doomed_count, doomed_room, closing_count;
 };
+
+/* Who pays for what @conn does, made if need be; NULL: no memory. */
+struct sheaf_prep_owner *sheaf_prep_owner_get(const struct sheaf_conn *conn);
+/* Unless he has groups. */
+void sheaf_prep_owner_forget(
+        struct sheaf_prep *prep, struct sheaf_prep_owner *owner);
+/* Takes one batch away where more is staged than is allowed: its room, which
+ * was told so; NULL: there is none, or not at the moment. */
+struct sheaf_prep_room *sheaf_prep_trim(struct sheaf_prep *prep);
 
 /* The room's group was told something. */
 void sheaf_prep_room_told(struct sheaf_prep_room *room);

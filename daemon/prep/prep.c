@@ -1,19 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Groups of all users: who has them, what they answer, time, files.
+/* Groups of all users: what they answer, time, files.
  *
  *  1 what a message changes is answered at once, up to so many answers; the
  *    rest in the next turns of the loop
- *  2 the bytes and descriptors of staged batches are shared evenly by the
- *    users who have groups
- *  3 the groups' time does not go on while the daemon does not run
+ *  2 the groups' time does not go on while the daemon does not run
  *
- * Threads: loop thread; files are closed on the pool. */
+ * Threads: loop thread. */
 #include "daemon/prep/internal.h"
 
 #define TICK_MS         20
 #define GAP_NS          (250 * SHEAF_NS_PER_MS)
 #define ANSWERS_AT_ONCE 16
-#define FILES_PART      4 /* of the daemon's descriptors */
+#define FILES_PART      4 /* of the descriptors that the daemon has left */
 #define STARVED_NS      (3 * SHEAF_NS_PER_SEC)
 
 /* ---- time ---- */
@@ -29,131 +27,12 @@ int64_t sheaf_prep_now_ns(struct sheaf_prep *prep)
 
 /* ---- files ---- */
 
-static void close_all(int *fds, size_t count)
-{
-        for (size_t i = 0; i < count; i++)
-                close(fds[i]);
-        free(fds);
-}
-
-static void close_work(uv_work_t *work)
-{
-        struct sheaf_prep *prep = work->data;
-
-        close_all(prep->closing, prep->closing_count);
-}
-
-static void free_if_ended(struct sheaf_prep *prep)
-{
-        if (!prep->ending || prep->open_handles || prep->closing)
-                return;
-        close_all(prep->doomed, prep->doomed_count);
-        free(prep);
-}
-
-static void close_begin(struct sheaf_prep *prep);
-
-static void close_done(uv_work_t *work, int status)
-{
-        struct sheaf_prep *prep = work->data;
-
-        (void)status;
-        prep->closing = NULL;
-        close_begin(prep);
-        free_if_ended(prep);
-}
-
-static void close_begin(struct sheaf_prep *prep)
-{
-        if (prep->closing || !prep->doomed_count)
-                return;
-        prep->closing = sheaf_steal(&prep->doomed);
-        prep->closing_count = prep->doomed_count;
-        prep->doomed_count = prep->doomed_room = 0;
-        prep->work.data = prep;
-        if (uv_queue_work(
-                    prep->daemon->loop, &prep->work, close_work, close_done)) {
-                close_all(prep->closing, prep->closing_count);
-                prep->closing = NULL;
-        }
-}
-
-static void doom(struct sheaf_prep *prep, int fd)
-{
-        if (prep->doomed_count == prep->doomed_room) {
-                size_t room = SHEAF_MAX(prep->doomed_room * 2, (size_t)16);
-                int *more = realloc(prep->doomed, room * sizeof(*more));
-
-                if (!more) {
-                        close(fd);
-                        return;
-                }
-                prep->doomed = more;
-                prep->doomed_room = room;
-        }
-        prep->doomed[prep->doomed_count++] = fd;
-}
-
 static void drop(void *arg, int fd)
 {
         struct sheaf_prep_room *room = arg;
 
         room->owner->more = true;
-        doom(room->prep, fd);
-}
-
-/* ---- owners ---- */
-
-static bool is_owner(
-        const struct sheaf_prep_owner *owner, const struct sheaf_conn *conn)
-{
-        return owner->grant == conn->who.grant &&
-               (conn->who.grant || owner->uid == conn->who.uid);
-}
-
-/* Each has its share. */
-static void share_out(struct sheaf_prep *prep)
-{
-        uint64_t all = prep->daemon->config->prep_bytes;
-        struct sheaf_prep_owner *owner;
-
-        LIST_FOREACH (owner, &prep->owners, link) {
-                owner->purse.single_max = all;
-                owner->purse.bytes_max = all / prep->owner_count;
-                owner->purse.files_max =
-                        SHEAF_MAX(prep->files_max / prep->owner_count, 1);
-                owner->more = true;
-        }
-}
-
-static struct sheaf_prep_owner *owner_get(struct sheaf_conn *conn)
-{
-        struct sheaf_prep *prep = conn->daemon->prep;
-        struct sheaf_prep_owner *owner;
-
-        LIST_FOREACH (owner, &prep->owners, link)
-                if (is_owner(owner, conn))
-                        return owner;
-        owner = sheaf_new(struct sheaf_prep_owner, 1);
-        if (!owner)
-                return NULL;
-        owner->uid = conn->who.uid;
-        owner->grant = conn->who.grant;
-        LIST_INSERT_HEAD(&prep->owners, owner, link);
-        prep->owner_count++;
-        share_out(prep);
-        return owner;
-}
-
-static void owner_forget(
-        struct sheaf_prep *prep, struct sheaf_prep_owner *owner)
-{
-        if (owner->groups)
-                return;
-        LIST_REMOVE(owner, link);
-        free(owner);
-        prep->owner_count--;
-        share_out(prep);
+        sheaf_closer_take(room->prep->daemon->closer, fd);
 }
 
 /* ---- what groups answer ---- */
@@ -203,6 +82,14 @@ static bool answer(struct sheaf_prep *prep, int *budget)
         return *budget > 0;
 }
 
+static void trim(struct sheaf_prep *prep)
+{
+        struct sheaf_prep_room *room;
+
+        while ((room = sheaf_prep_trim(prep)))
+                mark(room);
+}
+
 static void pump(struct sheaf_prep *prep)
 {
         int budget = ANSWERS_AT_ONCE;
@@ -211,8 +98,8 @@ static void pump(struct sheaf_prep *prep)
                 while (answer(prep, &budget))
                         ;
                 mark_held(prep);
+                trim(prep);
         } while (budget > 0 && !TAILQ_EMPTY(&prep->dirty));
-        close_begin(prep);
         if (TAILQ_EMPTY(&prep->dirty) == !prep->idling)
                 return;
         prep->idling = !prep->idling;
@@ -313,13 +200,21 @@ static void tick(uv_timer_t *timer)
 
 /* ---- groups ---- */
 
+/* Of the same principal. */
+static bool is_of(
+        const struct sheaf_prep_room *room, const struct sheaf_conn *conn)
+{
+        return room->grant == conn->who.grant &&
+               (room->grant || room->uid == conn->who.uid);
+}
+
 struct sheaf_prep_room *sheaf_prep_room_find(
         struct sheaf_conn *conn, const char *name)
 {
         struct sheaf_prep_room *room;
 
         LIST_FOREACH (room, &conn->daemon->prep->rooms, link)
-                if (is_owner(room->owner, conn) && !strcmp(room->name, name))
+                if (is_of(room, conn) && !strcmp(room->name, name))
                         return room;
         return NULL;
 }
@@ -359,7 +254,7 @@ int sheaf_prep_room_new(struct sheaf_conn *conn,
         char *ret_why)
 {
         struct sheaf_prep *prep = conn->daemon->prep;
-        struct sheaf_prep_owner *owner = owner_get(conn);
+        struct sheaf_prep_owner *owner = sheaf_prep_owner_get(conn);
         struct sheaf_prep_room *room = NULL;
         int rc = owner ? 0 : -ENOMEM;
 
@@ -376,13 +271,15 @@ int sheaf_prep_room_new(struct sheaf_conn *conn,
         if (room) {
                 room->prep = prep;
                 room->owner = owner;
+                room->uid = conn->who.uid;
+                room->grant = conn->who.grant;
         }
         if (!room || room_fill(room, spec)) {
                 if (room)
                         free(room->traits);
                 free(room);
                 if (owner)
-                        owner_forget(prep, owner);
+                        sheaf_prep_owner_forget(prep, owner);
                 return -ENOMEM;
         }
         owner->groups++;
@@ -405,6 +302,7 @@ static void add_past(
         sum->late += of->late;
         sum->failed += of->failed;
         sum->detached += of->detached;
+        sum->shed += of->shed;
 }
 
 void sheaf_prep_room_leave(struct sheaf_prep_room *room)
@@ -423,7 +321,7 @@ void sheaf_prep_room_leave(struct sheaf_prep_room *room)
                 TAILQ_REMOVE(&prep->dirty, room, dirty_link);
         LIST_REMOVE(room, link);
         room->owner->groups--;
-        owner_forget(prep, room->owner);
+        sheaf_prep_owner_forget(prep, room->owner);
         free(room->traits);
         free(room);
         pump(prep);
@@ -446,7 +344,8 @@ int sheaf_prep_new(struct sheaf_daemon *daemon, struct sheaf_prep **ret_prep)
         prep->seen_ns = sheaf_now_ns();
         prep->wait_due_ns = INT64_MAX;
         sheaf_server_stats(daemon->server, &server);
-        prep->files_max = (uint32_t)(server.fds_max / FILES_PART);
+        prep->files_max =
+                (uint32_t)SHEAF_MAX(server.fds_free / FILES_PART, (uint64_t)1);
         uv_timer_init(daemon->loop, &prep->timer);
         uv_idle_init(daemon->loop, &prep->idle);
         prep->timer.data = prep->idle.data = prep;
@@ -459,15 +358,14 @@ static void handle_closed(uv_handle_t *handle)
 {
         struct sheaf_prep *prep = handle->data;
 
-        prep->open_handles--;
-        free_if_ended(prep);
+        if (--prep->open_handles == 0)
+                free(prep);
 }
 
 void sheaf_prep_free(struct sheaf_prep *prep)
 {
         if (!prep)
                 return;
-        prep->ending = true;
         uv_close((uv_handle_t *)&prep->timer, handle_closed);
         uv_close((uv_handle_t *)&prep->idle, handle_closed);
 }
@@ -498,8 +396,8 @@ static void show(
 {
         *shown = (struct sheaf_prep_shown){ .number = room->number,
                 .name = room->name,
-                .uid = room->owner->uid,
-                .grant = room->owner->grant,
+                .uid = room->uid,
+                .grant = room->grant,
                 .batches = room->config.batches,
                 .ahead = room->config.ahead,
                 .group = room->group };
@@ -516,8 +414,7 @@ bool sheaf_prep_each(struct sheaf_conn *conn, const char *name, uint64_t below,
         LIST_FOREACH (room, &conn->daemon->prep->rooms, link) {
                 struct sheaf_prep_shown shown;
 
-                if (room->number >= below ||
-                        (!all && !is_owner(room->owner, conn)) ||
+                if (room->number >= below || (!all && !is_of(room, conn)) ||
                         (*name && strcmp(room->name, name) != 0))
                         continue;
                 show(room, &shown);

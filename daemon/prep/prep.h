@@ -6,8 +6,7 @@
  *           which it ends
  *   wait    a request of a seat that is answered later
  *
- * Files are closed on the pool: who closes the last descriptor of a batch
- * frees its pages. Time is the monotonic clock but for moments in which the
+ * Time is the monotonic clock but for moments in which the
  * daemon did not run: nobody is late because of those. Threads: loop thread. */
 #ifndef SHEAF_DAEMON_PREP_PREP_H
 #define SHEAF_DAEMON_PREP_PREP_H
@@ -19,7 +18,7 @@
 #define SHEAF_PREP_TRAITS_MAX  32
 #define SHEAF_PREP_TRAIT_NAME  64  /* bytes */
 #define SHEAF_PREP_TRAIT_VALUE 256 /* bytes */
-#define SHEAF_PREP_GROUPS_MAX  16  /* of a principal */
+#define SHEAF_PREP_GROUPS_MAX  64  /* of a user */
 #define SHEAF_CONN_SEATS_MAX   64
 #define SHEAF_PREP_TEXT_MAX    1024
 
@@ -88,10 +87,11 @@ SHEAF_MUST_CHECK int sheaf_seat_lease(
         struct sheaf_seat *seat, struct sheaf_prep_wait *wait);
 void sheaf_seat_cancel(struct sheaf_prep_wait *wait);
 
-/* As sheaf_prep_offer(), and -EINVAL: it is no sealed memory file. @fd stays
- * the caller's. @ret_why is set, of SHEAF_PREP_TEXT_MAX bytes. */
+/* As sheaf_prep_offer(), and -EINVAL: it is no sealed memory file. *@fd may be
+ * taken over, and is -1 then; -1: it was none that can be one. @ret_why is set,
+ * of SHEAF_PREP_TEXT_MAX bytes. */
 SHEAF_MUST_CHECK int sheaf_seat_offer(struct sheaf_seat *seat, uint64_t batch,
-        int fd, const char *schema, char *ret_why);
+        int *fd, const char *schema, char *ret_why);
 SHEAF_MUST_CHECK int sheaf_seat_fail(
         struct sheaf_seat *seat, uint64_t batch, const char *why);
 /* After anything else that was told to its group. */
@@ -102,6 +102,7 @@ void sheaf_seat_told(struct sheaf_seat *seat);
 struct sheaf_prep_stats {
         uint64_t groups, members, workers, staged, staged_bytes; /* now */
         uint64_t prepared, taken, redone, own, late, failed, detached, refused;
+        uint64_t shed;
         uint64_t bytes_max;
         bool held; /* for seconds, members wait for want of room */
 };

@@ -11,8 +11,10 @@
 #include "daemon/prep/internal.h"
 
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <stdio.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 
 #define SEALS (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_SEAL)
 
@@ -385,28 +387,29 @@ static int reopen(int fd)
         return own < 0 ? -errno : own;
 }
 
+static bool is_shortage(int rc)
+{
+        return rc == -EMFILE || rc == -ENFILE;
+}
+
 static void give(struct sheaf_seat *seat, const struct sheaf_prep_event *event)
 {
         struct sheaf_prep_answer answer = { .kind = event->kind,
                 .batch = event->batch };
         struct sheaf_prep_member *member = event->member;
         int64_t now_ns = sheaf_prep_now_ns(seat->room->prep);
-        sheaf_autofd int fd = -1;
+        sheaf_autofd int fd =
+                TAILQ_EMPTY(&seat->conn->queue) ? reopen(event->fd) : -EMFILE;
 
-        if (!TAILQ_EMPTY(&seat->conn->queue)) {
+        answer.fd = fd;
+        if (fd < 0) {
+                /* It waits on, and asks again. */
+                answer.rc = is_shortage(fd) ? 0 : fd;
                 answer.kind = SHEAF_PREP_NONE;
                 answer.state = sheaf_prep_unwant(member, now_ns);
-                answer_wait(seat, &answer);
-                return;
-        }
-        answer.fd = fd = reopen(event->fd);
-        if (fd < 0) {
-                answer.rc = fd;
-                answer.kind = SHEAF_PREP_NONE;
-                sheaf_prep_unwant(member, now_ns);
         }
         answer_wait(seat, &answer);
-        if (!answer.rc)
+        if (fd >= 0)
                 sheaf_prep_took(member, now_ns);
 }
 
@@ -430,19 +433,27 @@ void sheaf_seat_event(
 
 /* ---- offering ---- */
 
-/* What is wrong with it; NULL. */
+/* What is wrong with it; or NULL, and the memory that it has or will have:
+ * there may be pages beyond its end, and whoever looks into a hole fills it. */
 static const char *fault_of(int fd, uint64_t *ret_bytes)
 {
+        struct statfs fs;
         struct stat st;
+        uint64_t page;
         int seals = fcntl(fd, F_GET_SEALS);
 
         if (seals < 0)
                 return "it is no memory file (memfd_create)";
+        if (fstatfs(fd, &fs) || fs.f_type == HUGETLBFS_MAGIC)
+                return "it has reserved huge pages (MFD_HUGETLB), and who maps "
+                       "it may find none";
         if ((seals & SEALS) != SEALS)
                 return "it is not sealed against SHRINK, GROW, WRITE and SEAL";
         if (fstat(fd, &st) || !S_ISREG(st.st_mode) || st.st_size <= 0)
                 return "it is empty";
-        *ret_bytes = (uint64_t)st.st_size;
+        page = (uint64_t)SHEAF_MAX(st.st_blksize, 4096);
+        *ret_bytes = SHEAF_MAX(((uint64_t)st.st_size + page - 1) / page * page,
+                (uint64_t)st.st_blocks * 512);
         return NULL;
 }
 
@@ -463,19 +474,25 @@ static const char *offer_text(int rc)
         }
 }
 
-int sheaf_seat_offer(struct sheaf_seat *seat, uint64_t batch, int fd,
+/* One for reading; the same one where we may open no more. */
+static int keep(int *fd)
+{
+        int own = reopen(*fd);
+
+        return is_shortage(own) ? sheaf_steal_fd(fd) : own;
+}
+
+int sheaf_seat_offer(struct sheaf_seat *seat, uint64_t batch, int *fd,
         const char *schema, char *ret_why)
 {
         struct sheaf_prep_worker *worker = sheaf_seat_worker(seat);
         int64_t now_ns = sheaf_prep_now_ns(seat->room->prep);
         uint64_t bytes = 0;
-        const char *why = "no descriptor came with it";
-        int rc = -EINVAL, own = -1;
+        const char *why = fault_of(*fd, &bytes);
+        int rc, own = -1;
 
-        if (fd >= 0)
-                why = fault_of(fd, &bytes);
         if (!why) {
-                own = reopen(fd);
+                own = keep(fd);
                 if (own < 0)
                         why = "it cannot be opened for reading; leave its mode "
                               "alone";
@@ -489,10 +506,11 @@ int sheaf_seat_offer(struct sheaf_seat *seat, uint64_t batch, int fd,
         } else {
                 rc = sheaf_prep_offer(
                         worker, batch, own, bytes, schema, now_ns);
+                seat->room->prep->grown |= !rc;
                 why = offer_text(rc);
         }
-        if (rc)
-                sheaf_close_p(&own);
+        if (rc && own >= 0)
+                sheaf_closer_take(seat->conn->daemon->closer, own);
         snprintf(ret_why, SHEAF_PREP_TEXT_MAX, "batch %llu: %s",
                 (unsigned long long)batch, why);
         sheaf_prep_room_told(seat->room);

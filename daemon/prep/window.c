@@ -218,3 +218,58 @@ uint64_t sheaf_prep_first_staged(const struct sheaf_prep_window *window)
                         return b;
         return UINT64_MAX;
 }
+
+/* Whether it goes to somebody with the next answers. */
+static bool is_wanted(struct sheaf_prep_group *group,
+        const struct sheaf_prep_window *window, uint64_t batch)
+{
+        struct sheaf_prep_member *m;
+
+        LIST_FOREACH (m, &group->members, link)
+                if (m->wants && m->position == batch &&
+                        sheaf_prep_window_of(m) == window)
+                        return group->gathered;
+        return false;
+}
+
+static bool find_last(struct sheaf_prep_group *group,
+        const struct sheaf_prep_window *window, uint64_t *ret_batch)
+{
+        uint64_t b = window->lo + window->cap;
+
+        if (!window->live || !window->staged)
+                return false;
+        while (b-- > window->lo)
+                if (window->state[sheaf_prep_at(window, b)] ==
+                                SHEAF_BATCH_STAGED &&
+                        !is_wanted(group, window, b)) {
+                        *ret_batch = b;
+                        return true;
+                }
+        return false;
+}
+
+bool sheaf_prep_shed(struct sheaf_prep_group *group)
+{
+        struct sheaf_prep_window *window = &group->shared, *best = NULL;
+        uint64_t batch = 0, best_batch = 0;
+        struct sheaf_prep_member *m = LIST_FIRST(&group->members);
+
+        for (;;) {
+                if (find_last(group, window, &batch) &&
+                        (!best || batch - window->lo > best_batch - best->lo)) {
+                        best = window;
+                        best_batch = batch;
+                }
+                if (!m)
+                        break;
+                window = &m->own;
+                m = LIST_NEXT(m, link);
+        }
+        if (!best)
+                return false;
+        sheaf_prep_entry_clear(group, best, best_batch);
+        group->stats.shed++;
+        group->dirty = true;
+        return true;
+}

@@ -319,7 +319,7 @@ void sheaf_verb_offer_batch(struct sheaf_conn *conn, struct sheaf_wire_msg *msg)
         struct sheaf_seat *seat =
                 seat_of(conn, msg->env->id, offer->membership);
         char why[SHEAF_PREP_TEXT_MAX];
-        int rc;
+        int rc, none = -1;
 
         if (!seat)
                 return;
@@ -330,7 +330,7 @@ void sheaf_verb_offer_batch(struct sheaf_conn *conn, struct sheaf_wire_msg *msg)
                 return;
         }
         rc = sheaf_seat_offer(seat, offer->batch,
-                msg->fd_count ? msg->fds[0] : -1, offer->schema, why);
+                msg->fd_count ? &msg->fds[0] : &none, offer->schema, why);
         if (rc)
                 sheaf_conn_error(conn, msg->env->id, rc, "%s", why);
         else

@@ -388,6 +388,7 @@ static void prep_metrics(struct sheet *s)
         counter(s, "prep.failed", "", prep.failed);
         counter(s, "prep.detached", "", prep.detached);
         counter(s, "prep.refused", "", prep.refused);
+        counter(s, "prep.shed", "", prep.shed);
 }
 
 static struct sheet *sheet_new(struct sheaf_conn *conn, uint64_t id)

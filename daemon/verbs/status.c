@@ -251,7 +251,7 @@ static void of_groups(struct report *r)
                         "jobs wait since prepared batches have no more room",
                         "the batches that groups keep for their slower "
                         "members fill --prep, or a user's share of it, or a "
-                        "quarter of the descriptors",
+                        "quarter of the descriptors that are left",
                         "a larger --prep, or loaders with a smaller ahead or "
                         "less patience; see: sheaf groups");
 }

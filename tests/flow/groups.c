@@ -143,7 +143,7 @@ static int prepare(
         return rc == -ESTALE ? 0 : rc;
 }
 
-static _Noreturn void work(const struct groups_spec *spec)
+_Noreturn void groups_work(const struct groups_spec *spec)
 {
         struct sheaf_session *session;
         struct sheaf_dataset *dataset;
@@ -171,10 +171,10 @@ static _Noreturn void work(const struct groups_spec *spec)
 
 pid_t groups_worker(const struct groups_spec *spec)
 {
-        pid_t pid = flow_fork(0, 0);
+        pid_t pid = flow_fork(spec->uid, 0);
 
         if (!pid)
-                work(spec);
+                groups_work(spec);
         return pid;
 }
 
@@ -212,7 +212,7 @@ static int take(
         return 0;
 }
 
-static _Noreturn void train(const struct groups_spec *spec)
+_Noreturn void groups_train(const struct groups_spec *spec)
 {
         struct sheaf_session *session;
         struct sheaf_dataset *dataset;
@@ -243,9 +243,9 @@ static _Noreturn void train(const struct groups_spec *spec)
 
 pid_t groups_member(const struct groups_spec *spec)
 {
-        pid_t pid = flow_fork(0, 0);
+        pid_t pid = flow_fork(spec->uid, 0);
 
         if (!pid)
-                train(spec);
+                groups_train(spec);
         return pid;
 }

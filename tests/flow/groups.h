@@ -27,6 +27,7 @@ extern struct groups_board *board;
 
 /* Of a member, and of its workers. */
 struct groups_spec {
+        uid_t uid;
         const char *dataset, *group;
         uint32_t member; /* index on the board */
         uint32_t batches, epochs, first;
@@ -50,6 +51,9 @@ void groups_fini(void);
 /* Both end with 0; 1: see stderr. */
 pid_t groups_member(const struct groups_spec *spec);
 pid_t groups_worker(const struct groups_spec *spec);
+/* What they do, in a process that was forked; they end it. */
+_Noreturn void groups_train(const struct groups_spec *spec);
+_Noreturn void groups_work(const struct groups_spec *spec);
 
 /* Opens the group of @spec, of this process. */
 int groups_open(struct sheaf_dataset *dataset, const struct groups_spec *spec,

@@ -441,6 +441,8 @@ Test(groups, what_is_no_batch_is_refused)
         cr_assert_eq(sheaf_group_lease(worker, 5000, &batch), 0);
         cr_assert_eq(sheaf_group_offer(worker, 3, good, "s"), -ESTALE);
         cr_assert_eq(sheaf_group_offer(worker, 2, lies[3], "s"), -EINVAL);
+        cr_assert_eq(sheaf_group_lease(worker, 5000, &batch), 0);
+        cr_assert_eq(batch, 2, "it was free at once");
         close(good);
         good = memfd_create("x", MFD_CLOEXEC | MFD_ALLOW_SEALING);
         cr_assert_eq(ftruncate(good, INT64_C(1) << 40), 0);

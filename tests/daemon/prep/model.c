@@ -8,8 +8,9 @@
  *    is within reach of the floor; there is one a batch
  *  4 what is leased is needed, within reach of the floor and of an epoch that
  *    was begun; nobody else has it, unless that one's time was over
- *  5 what is staged is in the purse; the purse is not exceeded by more than
- *    those who wait
+ *  5 what is staged is in the purse; whenever nothing is left to be answered
+ *    batches can be shed until no more is staged than is allowed, and others
+ *    at any time: everybody goes on
  *  6 the floor is where the last attached member is */
 #include "tests/daemon/prep/model.h"
 
@@ -47,6 +48,10 @@ static void drop(void *arg, int fd)
                 return;
         }
         model->file[fd].live = false;
+        /* Leases of it ended when it came. */
+        for (int i = 0; i < MODEL_WORKERS; i++)
+                if (model->w[i].batch == model->file[fd].batch)
+                        model->w[i].voided = true;
 }
 
 void model_begin(struct model *model, uint32_t seed)
@@ -58,6 +63,7 @@ void model_begin(struct model *model, uint32_t seed)
         model->batches = 1 + pick(model, 24);
         model->ahead = 1 + pick(model, 12);
         model->lease_ns = 1000 * MS;
+        model->pressed = !pick(model, 3);
         model->now_ns = 1;
         model->purse = (struct sheaf_prep_purse){
                 .bytes_max = pick(model, 3) ? UINT64_C(1) << 40
@@ -196,10 +202,6 @@ static void check_files(struct model *model)
                         live);
         if (model->purse.bytes < stats.staged_bytes)
                 wrong(model, "bytes staged are not in the purse");
-        if (stats.staged_bytes >
-                model->purse.bytes_max +
-                        (MODEL_MEMBERS + MODEL_WORKERS) * SIZE_MAX_)
-                wrong(model, "the purse is exceeded");
 }
 
 /* All that was attached may have changed: then need not be what it was. */
@@ -341,6 +343,23 @@ static void answered(struct model *model, const struct sheaf_prep_event *event)
         }
 }
 
+/* What others need, or nobody. True: one is gone. */
+static bool shed(struct model *model)
+{
+        struct sheaf_prep_group_stats stats;
+        bool over;
+
+        sheaf_prep_group_stats(model->group, &stats);
+        over = stats.staged_bytes > model->purse.bytes_max;
+        if (!over && (!model->pressed || pick(model, 16)))
+                return false;
+        if (sheaf_prep_shed(model->group))
+                return true;
+        if (over)
+                wrong(model, "more is staged than is allowed");
+        return false;
+}
+
 static void answers(struct model *model)
 {
         struct sheaf_prep_event event;
@@ -350,7 +369,9 @@ static void answers(struct model *model)
                 note_detached(model);
                 if (!event.kind) {
                         check(model);
-                        return;
+                        if (!shed(model))
+                                return;
+                        continue;
                 }
                 answered(model, &event);
                 check(model);

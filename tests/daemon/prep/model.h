@@ -44,6 +44,7 @@ struct model {
         uint32_t batches, ahead;
         int64_t now_ns, lease_ns;
         struct sheaf_prep_purse purse;
+        bool pressed; /* others want its room */
         struct sheaf_prep_group *group;
         struct model_member m[MODEL_MEMBERS];
         struct model_worker w[MODEL_WORKERS];

@@ -70,6 +70,56 @@ Test(room, who_fills_the_room_is_detached)
         cr_assert_eq(next().batch, 2);
 }
 
+/* What was given up is prepared again, and nothing else is: the last first, and
+ * never what somebody is about to get. */
+Test(room, what_is_shed_is_prepared_again)
+{
+        struct sheaf_prep_member *a = join(1, 0), *b = join(2, 0);
+        struct sheaf_prep_worker *w = work(1);
+
+        cr_assert_not(sheaf_prep_shed(group));
+        for (uint64_t n = 0; n < 3; n++)
+                prepare(w, n);
+        want(a, 0);
+        cr_assert(sheaf_prep_shed(group));
+        cr_assert_eq(dropped[2], 1);
+        cr_assert(sheaf_prep_shed(group));
+        cr_assert_eq(dropped[1], 1);
+        cr_assert_not(sheaf_prep_shed(group), "the rest is given at once");
+        cr_assert_eq(take(a, 0), 0);
+        cr_assert(sheaf_prep_shed(group), "b does not wait for it");
+        cr_assert_eq(stats().staged, 0);
+        cr_assert_eq(stats().shed, 3);
+        cr_assert_eq(purse.bytes, 0);
+        for (uint64_t n = 0; n < 3; n++)
+                prepare(w, n);
+        for (uint64_t n = 0; n < 3; n++) {
+                take(b, n);
+                if (n)
+                        take(a, n);
+        }
+        cr_assert_eq(stats().staged, 0);
+        cr_assert_eq(stats().redone, 0, "nobody failed");
+}
+
+/* Private batches, too. */
+Test(room, what_is_shed_of_a_lone_member)
+{
+        struct sheaf_prep_member *a = join(1, 50), *late = join(2, 0);
+        struct sheaf_prep_worker *w = work(2);
+
+        prepare(w, 0);
+        prepare(w, 1);
+        cr_assert(sheaf_prep_shed(group));
+        cr_assert_eq(dropped[1], 1);
+        want(late, 0);
+        cr_assert_not(sheaf_prep_shed(group));
+        take(late, 0);
+        prepare(w, 1);
+        take(late, 1);
+        want(a, 50);
+}
+
 /* ---- members that prepare ---- */
 
 Test(room, a_member_without_workers_prepares_what_it_takes)
