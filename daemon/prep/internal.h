@@ -36,7 +36,7 @@ struct sheaf_prep_room {
         TAILQ_ENTRY(sheaf_prep_room) dirty_link;
         struct sheaf_prep *prep;
         struct sheaf_prep_owner *owner;
-        uint64_t number; /* newer ones have larger ones */
+        uint64_t number;                 /* newer ones have larger ones */
         struct sheaf_prep_staged staged; /* likewise */
         uid_t uid;
         uint64_t grant; /* then the uid is not looked at */

@@ -13,6 +13,7 @@
 #include <grp.h>
 #include <malloc.h>
 #include <pwd.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <sys/socket.h>
 #include <sys/time.h>
@@ -227,3 +228,22 @@ void *aligned_alloc(size_t alignment, size_t bytes)
 }
 
 #endif
+
+/* ---- descriptors that are opened again ---- */
+
+int open64(const char *path, int flags, ...)
+{
+        int refused = atomic_load(&shim->reopen_errno);
+        mode_t mode = 0;
+        va_list args;
+
+        va_start(args, flags);
+        if (flags & (O_CREAT | O_TMPFILE))
+                mode = va_arg(args, mode_t);
+        va_end(args);
+        if (refused && !strncmp(path, "/proc/self/fd/", 14)) {
+                errno = refused;
+                return -1;
+        }
+        return REAL(open64)(path, flags, mode);
+}

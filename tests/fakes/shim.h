@@ -15,6 +15,7 @@ struct shim {
         _Atomic int names_hang;   /* look-ups of users and groups wait */
         _Atomic int accept_errno; /* what accept4 fails with; 0: it works */
         _Atomic uint64_t accepts; /* counts calls */
+        _Atomic int reopen_errno; /* of open, by a name of a descriptor */
         /* Flags of memfd_create: with them EINVAL; without EACCES. */
         _Atomic uint32_t memfd_unknown, memfd_needed;
         /* What madvise() fails with that takes pages; 0: it works. */

@@ -320,6 +320,7 @@ static const struct {
         { "prep.private", "groups" },
         { "prep.redone", "groups" },
         { "prep.refused", "groups" },
+        { "prep.shed", "forgers" },
         { "rechecks", "client/pin" },
 };
 
