@@ -409,7 +409,8 @@ static void fill(struct sheaf_store *store, struct sheaf_group *group)
         struct sheaf_append *append = &group->append;
         int rc = 0;
 
-        while (!rc && append->waiting && !append->making) {
+        while (!rc && append->waiting && !append->making &&
+                !append->room_comes) {
                 struct sheaf_store_write *write = append->waiting;
                 uint32_t len = write->ref.len_bytes;
 
@@ -453,7 +454,9 @@ static void fill(struct sheaf_store *store, struct sheaf_group *group)
                         SHEAF_APPEND_FLUSH_BYTES)
                         buffer_flush(store, group);
         }
-        if (rc)
+        if (rc == -EINPROGRESS)
+                append->room_comes = true;
+        else if (rc)
                 fail_waiting(store, group, rc);
 }
 
@@ -488,6 +491,13 @@ void sheaf_append_kick(struct sheaf_store *store)
                 if (g->append.waiting)
                         fill(store, g);
         }
+}
+
+void sheaf_append_room(struct sheaf_store *store)
+{
+        for (struct sheaf_group *g = store->groups; g; g = g->next)
+                g->append.room_comes = false;
+        sheaf_append_kick(store);
 }
 
 void sheaf_append_give_up(struct sheaf_store *store)

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Plain files that leave where many may leave at once: with an evicted or
- * removed dataset. To unlink one may take the file system a second, to close
- * the last descriptor of it no less.
+/* Plain files that leave. To unlink one may take the file system a second, to
+ * close the last descriptor of it no less.
  *
  *  1 they leave one after another, in the order in which they were dropped;
  *    the first of the list is under way on the pool
@@ -60,11 +59,13 @@ static void leave_done(struct sheaf_disk_io *io, int rc)
 
         (void)rc;
         store->leaving = plain->leaves_next;
+        store->giving_way -= plain->gives_way;
         if (store->leaving)
                 leave_next(store);
         else
                 store->leaving_tail = &store->leaving;
         sheaf_plain_leave(store, plain);
+        sheaf_append_room(store);
         sheaf_store_defer(store);
         while (!store->leaving && (gone = LIST_FIRST(&store->gone_waits))) {
                 LIST_REMOVE(gone, link);
@@ -78,7 +79,8 @@ void sheaf_leave_add(struct sheaf_store *store, struct sheaf_plain *plain)
 
         plain->leaves_next = NULL;
         /* Nobody knows when a lease ends. */
-        plain->leaving_bytes = plain->leases ? 0 : plain->disk_bytes;
+        plain->leaving_bytes =
+                plain->leases || plain->gives_way ? 0 : plain->disk_bytes;
         store->leaving_bytes += plain->leaving_bytes;
         *store->leaving_tail = plain;
         store->leaving_tail = &plain->leaves_next;

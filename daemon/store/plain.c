@@ -6,7 +6,7 @@
  *  2 places carry the generation that the file got when it was made, so a
  *    file that is made again satisfies no old place
  *  3 a file leaves whole; while it is read or leased it lives on without a
- *    name, and its bytes stay counted; many leave on the pool (leave.c)
+ *    name, and its bytes stay counted; its names go on the pool (leave.c)
  *  4 the mark of a checked file is set by plain_check.c only, and any write
  *    takes it away first */
 #include "daemon/store/private.h"
@@ -124,16 +124,15 @@ static void doom(struct sheaf_store *store, struct sheaf_plain *plain)
 
 void sheaf_plain_drop(struct sheaf_store *store, struct sheaf_plain *plain)
 {
-        sheaf_plain_unlink(store, plain->node);
-        doom(store, plain);
-        sheaf_plain_leave(store, plain);
-}
-
-void sheaf_plain_drop_later(
-        struct sheaf_store *store, struct sheaf_plain *plain)
-{
         doom(store, plain);
         sheaf_leave_add(store, plain);
+}
+
+void sheaf_plain_give_way(struct sheaf_store *store, struct sheaf_plain *plain)
+{
+        plain->gives_way = true;
+        store->giving_way++;
+        sheaf_plain_drop(store, plain);
 }
 
 void sheaf_plain_drop_group(struct sheaf_store *store, uint64_t group)
@@ -145,7 +144,7 @@ void sheaf_plain_drop_group(struct sheaf_store *store, uint64_t group)
                         struct sheaf_plain *next = plain->next;
 
                         if (plain->group == group)
-                                sheaf_plain_drop_later(store, plain);
+                                sheaf_plain_drop(store, plain);
                         plain = next;
                 }
         }
@@ -381,7 +380,6 @@ static int begin(struct sheaf_store *store, struct sheaf_store_write *write,
         struct sheaf_group *group =
                 sheaf_group_get(store, write->ref.version->group);
         uint64_t room = write->ref.len_bytes + FILE_BYTES;
-        bool freed = true;
         int64_t start_ns = sheaf_now_ns();
         int rc;
 
@@ -392,16 +390,16 @@ static int begin(struct sheaf_store *store, struct sheaf_store_write *write,
                 sheaf_space_room(store, room + store->leaving_bytes))
                 return -EINPROGRESS;
         rc = sheaf_space_room(store, room);
-        while ((rc == -EDQUOT || rc == -ENOSPC) && freed && group) {
-                struct sheaf_segment *segment =
-                        sheaf_space_reuse(store, group, &freed);
+        while ((rc == -EDQUOT || rc == -ENOSPC) && group) {
+                struct sheaf_segment *segment;
+                int got = sheaf_space_reuse(store, group, &segment);
 
-                if (segment) {
-                        sheaf_segment_unlink(store, segment);
-                        freed = true;
-                }
-                if (freed)
-                        rc = sheaf_space_room(store, room);
+                if (got == -EINPROGRESS)
+                        return got;
+                if (got)
+                        break;
+                sheaf_segment_unlink(store, segment);
+                rc = sheaf_space_room(store, room);
         }
         if (rc)
                 return sheaf_space_refused(store, room, rc);
@@ -410,7 +408,7 @@ static int begin(struct sheaf_store *store, struct sheaf_store_write *write,
         plain = sheaf_plain_find(store, node);
         if (plain && plain->size_bytes != size_bytes) {
                 sheaf_plain_drop(store, plain);
-                plain = NULL;
+                return -EINPROGRESS;
         }
         if (plain) {
                 *ret_plain = plain;
@@ -451,10 +449,7 @@ static int take_file(struct sheaf_store *store, struct sheaf_store_write *write,
         if (rc == -ENOENT) {
                 /* It vanished behind our back: begin it anew. */
                 sheaf_plain_drop(store, plain);
-                rc = begin(store, write, node, size_bytes, &plain);
-                if (rc)
-                        return rc;
-                rc = sheaf_file_enter(store, &plain->file, name, false);
+                return -EINPROGRESS;
         }
         if (!rc && plain->marked) {
                 plain->marked = false;

@@ -138,6 +138,7 @@ struct sheaf_append_buffer {
 struct sheaf_append {
         struct sheaf_segment *segment; /* OPEN, or NULL */
         bool making;                   /* a segment is being made, or grows */
+        bool room_comes;               /* a file gives way: when it has left */
         struct sheaf_append_buffer *buffer; /* being filled, or NULL */
         int64_t touched_ns;
         struct sheaf_store_write *waiting, **waiting_tail;
@@ -165,6 +166,8 @@ void sheaf_append_write(
         struct sheaf_store *store, struct sheaf_store_write *write);
 /* Gives waiting writes of all groups another try (a buffer is free). */
 void sheaf_append_kick(struct sheaf_store *store);
+/* The same, and of those that wait for a file that gives way. */
+void sheaf_append_room(struct sheaf_store *store);
 /* Gives up what waits for a segment or a buffer: the disk is slow. */
 void sheaf_append_give_up(struct sheaf_store *store);
 /* Pushes what is older than @age_ns. */
@@ -254,10 +257,10 @@ SHEAF_MUST_CHECK int sheaf_space_room(
         struct sheaf_store *store, uint64_t bytes);
 /* Whether the file system lacks @bytes above the floor. */
 bool sheaf_space_short(const struct sheaf_store *store, uint64_t bytes);
-/* A FREE segment, taken from an idle group if it must be, or NULL. Also
- * deletes plain files of idle groups; *@ret_freed tells that room was made. */
-struct sheaf_segment *sheaf_space_reuse(struct sheaf_store *store,
-        const struct sheaf_group *asker, bool *ret_freed);
+/* A FREE segment, taken from an idle group if it must be. -EINPROGRESS: a
+ * large file of one gives way, try again when it has left; -ENOENT. */
+SHEAF_MUST_CHECK int sheaf_space_reuse(struct sheaf_store *store,
+        const struct sheaf_group *asker, struct sheaf_segment **ret_segment);
 uint64_t sheaf_space_used(const struct sheaf_store *store);
 /* Brings usage below the limit again after metadata grew. */
 void sheaf_space_enforce(struct sheaf_store *store);
@@ -326,6 +329,7 @@ struct sheaf_plain {
         int64_t checked_ns; /* when a check last began; 0: not in this run */
         bool *changed; /* chunks dropped or written during the check, or NULL */
         bool doomed;   /* unlinked, or leaving; freed when nobody uses it */
+        bool gives_way;
         bool marked;
         struct sheaf_disk_mark mark;
         struct sheaf_plain *next; /* in its hash chain, or doomed list */
@@ -341,11 +345,10 @@ struct sheaf_plain *sheaf_plain_find(
 void sheaf_plain_write(struct sheaf_store *store,
         struct sheaf_store_write *write, uint64_t node, uint64_t size_bytes);
 void sheaf_plain_name(uint64_t node, const char *suffix, char ret_name[48]);
-/* Unlinks; places into it are gone. */
+/* Places into it are gone; its names go on the pool. */
 void sheaf_plain_drop(struct sheaf_store *store, struct sheaf_plain *plain);
-/* The same, unlinked on the pool: for those that may be many. */
-void sheaf_plain_drop_later(
-        struct sheaf_store *store, struct sheaf_plain *plain);
+/* The same, for the sake of a write: it counts until it has left. */
+void sheaf_plain_give_way(struct sheaf_store *store, struct sheaf_plain *plain);
 /* Any thread. */
 void sheaf_plain_unlink(const struct sheaf_store *store, uint64_t node);
 void sheaf_plain_enter(struct sheaf_plain *plain);
@@ -522,6 +525,7 @@ struct sheaf_store {
         uint64_t plain_count, plain_bytes, doomed_bytes;
         struct sheaf_plain *leaving, **leaving_tail; /* the first: under way */
         uint64_t leaving_bytes;                      /* of doomed_bytes */
+        unsigned int giving_way;
         struct sheaf_disk_io leave_io;
         int leave_fds[3];
         struct sheaf_store_write *leave_writes; /* wait for the next to leave */

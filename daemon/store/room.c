@@ -196,23 +196,22 @@ static void plan(struct making *making)
 int sheaf_room_make(struct sheaf_store *store, struct sheaf_group *group)
 {
         struct making *making;
-        struct sheaf_segment *segment = NULL;
-        bool freed = true, fresh = false;
-        int rc = 0;
+        struct sheaf_segment *segment;
+        bool fresh = false;
+        int got = sheaf_space_reuse(store, NULL, &segment);
 
-        while (!segment && freed) {
-                segment = sheaf_space_reuse(store, NULL, &freed);
-                if (segment)
-                        break;
-                rc = sheaf_space_room(store, first_bytes(store));
-                if (!rc)
-                        break;
-                segment = sheaf_space_reuse(store, group, &freed);
-        }
-        if (!segment) {
+        if (got) {
+                int rc = sheaf_space_room(store, first_bytes(store));
+
                 if (rc)
-                        return sheaf_space_refused(
-                                store, first_bytes(store), rc);
+                        got = sheaf_space_reuse(store, group, &segment);
+                if (rc && got)
+                        return got == -EINPROGRESS
+                                       ? got
+                                       : sheaf_space_refused(
+                                                 store, first_bytes(store), rc);
+        }
+        if (got) {
                 segment = sheaf_segment_add(store, 0);
                 fresh = true;
                 if (!segment)
@@ -339,14 +338,14 @@ static void leave(struct sheaf_store *store, struct sheaf_group *group)
 }
 
 /* Room for what @growing wants, or for the record alone. 0; 1: the group's
- * segment was closed, one with blocks of its own is free; why not. */
+ * segment was closed, one with blocks of its own is free; -EINPROGRESS: room
+ * comes; why not. */
 static int find_room(struct growing *growing, uint64_t len_bytes)
 {
         const struct sheaf_segment empty = { .end_bytes = SHEAF_DISK_PAGE };
         struct sheaf_store *store = growing->store;
         struct sheaf_segment *segment = growing->segment;
         uint64_t given_bytes = 0, least;
-        bool freed = true;
         int rc = sheaf_space_room(store, more_than(growing, segment));
 
         if (!rc)
@@ -354,21 +353,20 @@ static int find_room(struct growing *growing, uint64_t len_bytes)
         aim(growing, len_bytes, false);
         least = more_than(growing, segment);
         while ((rc = sheaf_space_room(store, least))) {
-                struct sheaf_segment *other =
-                        sheaf_space_reuse(store, growing->group, &freed);
+                struct sheaf_segment *other;
+                int got = sheaf_space_reuse(store, growing->group, &other);
 
-                if (rc == -ENOSPC && other &&
-                        other->room_bytes >=
-                                sheaf_room_end(&empty, len_bytes)) {
+                if (got == -EINPROGRESS)
+                        return got;
+                if (got)
+                        break;
+                if (rc == -ENOSPC && other->room_bytes >= sheaf_room_end(&empty,
+                                                                  len_bytes)) {
                         leave(store, growing->group);
                         return 1;
                 }
-                if (other) {
-                        given_bytes += other->disk_bytes;
-                        sheaf_segment_unlink(store, other);
-                } else if (!freed) {
-                        break;
-                }
+                given_bytes += other->disk_bytes;
+                sheaf_segment_unlink(store, other);
                 /* What was given went to others: no more is. */
                 if (rc != -EDQUOT && given_bytes >= 2 * least)
                         break;

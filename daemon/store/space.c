@@ -6,7 +6,10 @@
  *  2 nothing is begun that would exceed bytes_max or the floor of free space;
  *    of files that are leaving (leave.c) the limit knows no more, and large
  *    ones wait until they have left
- *  3 a live group loses nothing; idle ones give way, the longest idle first
+ *  3 a live group loses nothing; idle ones give way, the longest idle first. A
+ *    file that gives way to a write counts until it has left, which the write
+ *    waits for; so does any other that needs room, and nobody else gives way
+ *    meanwhile
  *  4 a refusal is quiet: a counter, one line, a text with the remedy; the
  *    state lasts while refusals keep coming, some seconds at least, and ends
  *    by itself when writes succeed and what was refused would fit */
@@ -296,24 +299,51 @@ static bool drop_plain(struct sheaf_store *store)
         return false;
 }
 
-struct sheaf_segment *sheaf_space_reuse(struct sheaf_store *store,
-        const struct sheaf_group *asker, bool *ret_freed)
+int sheaf_space_reuse(struct sheaf_store *store,
+        const struct sheaf_group *asker, struct sheaf_segment **ret_segment)
 {
-        struct sheaf_segment *found = free_segment(store);
+        struct sheaf_segment *segment = free_segment(store);
         struct victim victim;
 
-        *ret_freed = true;
-        /* Without an asker nobody has to give way. */
-        if (found || !asker)
-                return found;
-        victim = find_victim(store, asker);
-        if (victim.segment)
-                empty_segment(store, victim.segment);
-        else if (victim.plain)
+        if (!segment) {
+                /* Without an asker nobody has to give way. */
+                if (!asker)
+                        return -ENOENT;
+                if (store->giving_way)
+                        return -EINPROGRESS;
+                victim = find_victim(store, asker);
+                if (victim.plain) {
+                        sheaf_plain_give_way(store, victim.plain);
+                        return -EINPROGRESS;
+                }
+                if (!victim.segment)
+                        return -ENOENT;
+                segment = victim.segment;
+                empty_segment(store, segment);
+        }
+        *ret_segment = segment;
+        return 0;
+}
+
+/* A segment or a file of an idle group; false: there is none. */
+static bool drop_idle(struct sheaf_store *store)
+{
+        const struct sheaf_group none = { 0 };
+        struct sheaf_segment *segment = free_segment(store);
+        struct victim victim = { .segment = segment };
+
+        if (!segment)
+                victim = find_victim(store, &none);
+        if (victim.plain) {
                 sheaf_plain_drop(store, victim.plain);
-        else
-                *ret_freed = false;
-        return victim.segment;
+                return true;
+        }
+        if (!victim.segment)
+                return false;
+        if (!segment)
+                empty_segment(store, victim.segment);
+        sheaf_segment_unlink(store, victim.segment);
+        return true;
 }
 
 void sheaf_space_enforce(struct sheaf_store *store)
@@ -322,11 +352,9 @@ void sheaf_space_enforce(struct sheaf_store *store)
                 sheaf_space_used(store) - store->leaving_bytes >
                         store->bytes_max) {
                 struct sheaf_segment *victim = NULL;
-                struct sheaf_group none = { 0 };
-                bool freed = true;
 
-                while (!victim && freed)
-                        victim = sheaf_space_reuse(store, &none, &freed);
+                if (drop_idle(store))
+                        continue;
                 for (uint32_t n = 1; !victim && n <= store->segment_top; n++) {
                         struct sheaf_segment *s = sheaf_segment_at(store, n);
 
@@ -409,7 +437,7 @@ void sheaf_store_group_sweep(struct sheaf_store *store,
                         struct sheaf_plain *next = plain->next;
 
                         if (!is_known(arg, plain->group))
-                                sheaf_plain_drop_later(store, plain);
+                                sheaf_plain_drop(store, plain);
                         plain = next;
                 }
         }

@@ -576,7 +576,7 @@ static bool evict_place(struct sheaf_store *store,
 
                 if (!plain || plain->leases)
                         return false;
-                sheaf_plain_drop_later(store, plain);
+                sheaf_plain_drop(store, plain);
                 return true;
         }
         sheaf_places_forget(store, &version->digests[ref->chunk], place);

@@ -545,7 +545,7 @@ static void drop_plains(const struct removal *removal)
                 struct sheaf_plain *plain = sheaf_plain_find(store, node);
 
                 if (plain && !node_in_use(store, node))
-                        sheaf_plain_drop_later(store, plain);
+                        sheaf_plain_drop(store, plain);
         }
 }
 

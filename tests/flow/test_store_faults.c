@@ -508,6 +508,49 @@ Test(store_faults, few_calls_hold_the_loop)
         flow_stop();
 }
 
+/* A large file may take a second to unlink: what gives way to others at the
+ * limit leaves beside the loop, for small files and for large ones. */
+Test(store_faults, what_gives_way_does_not_hold_the_loop)
+{
+        enum {
+                WHOLE = 8,
+                LITTLE = 400
+        };
+        double before;
+
+        for (uint32_t i = 1; i <= WHOLE; i++) {
+                flow_file(i, 5 << 20, "../old/l%u", i);
+                flow_file(WHOLE + i, 5 << 20, "../large/l%u", i);
+        }
+        for (uint32_t i = 1; i <= LITTLE; i++)
+                flow_file(2 * WHOLE + i, 100000, "../small/s%u", i);
+        flow.extra = "--fuse-cache";
+        flow.disk = "56MiB";
+        flow_faulty_mount(flow.cache);
+        flow_start();
+        flow_faulty("any delay=0\n");
+        flow_ok("sheaf add old %s && sheaf warmup --disk --quiet old",
+                flow_path("old"));
+        before = flow_stat("disk.plain_files");
+        cr_assert_eq(before, WHOLE);
+        flow_ok("sheaf add small %s && sheaf warmup --disk --quiet small",
+                flow_path("small"));
+        cr_assert_eq(flow_stat_of("small", "dataset.disk_bytes"),
+                LITTLE * 100000, "all of it found room");
+        cr_assert_lt(flow_stat("disk.plain_files"), before);
+        cr_assert_eq(flow_faulty_calls("unlink", flow.daemon), 0,
+                "by the loop thread");
+        before = flow_stat("disk.segments");
+        flow_ok("sheaf add large %s && sheaf warmup --disk --quiet large",
+                flow_path("large"));
+        cr_assert_gt(flow_stat_of("large", "dataset.disk_bytes"), 4 << 20);
+        cr_assert_leq(flow_stat("disk.bytes"), flow_stat("disk.bytes_max"));
+        /* Segments are small. */
+        cr_assert_leq(flow_faulty_calls("unlink", flow.daemon),
+                before - flow_stat("disk.segments"), "by the loop thread");
+        flow_stop();
+}
+
 /* ---- the directory goes away ---- */
 
 /* The file system dies under the cache: all goes on from memory and origin.

@@ -215,8 +215,6 @@ Test(plain, damage_that_a_read_dropped_is_not_found_again_by_the_check)
         kit_version_end(&v);
 }
 
-/* A lower limit holds from the start, when all there is are plain files, too.
- */
 /* Files that are being unlinked are written anew, all of them, and found
  * again. */
 Test(plain, many_leave_and_come_back)
@@ -270,21 +268,32 @@ static void note_end(struct sheaf_store_write *write, int rc)
         ((struct one_write *)write)->rc = rc;
 }
 
+/* Learns a chunk; its bytes, which the caller frees when it is written. */
+static void *one_begin(
+        struct kit_version *v, uint64_t chunk, struct one_write *ret_one)
+{
+        struct sheaf_chunk_ref ref = kit_ref(v, chunk);
+        void *bytes = malloc(ref.len_bytes);
+        struct sheaf_digest digest;
+
+        kit_payload(v, chunk, bytes, ref.len_bytes);
+        sheaf_digest_of(bytes, ref.len_bytes, &digest);
+        sheaf_version_learn(v->version, chunk, &digest);
+        *ret_one = (struct one_write){
+                .write = { .ref = ref, .bytes = bytes, .done = note_end },
+                .rc = 1
+        };
+        return bytes;
+}
+
 /* Writes a chunk for which there is no room before a file has left. */
 static void write_that_waits(
         struct kit *kit, struct kit_version *v, uint64_t chunk)
 {
-        struct one_write one = {
-                .write = { .ref = kit_ref(v, chunk), .done = note_end }, .rc = 1
-        };
-        void *bytes = malloc(one.write.ref.len_bytes);
+        struct one_write one;
+        void *bytes = one_begin(v, chunk, &one);
         uint64_t max = kit->store->bytes_max;
-        struct sheaf_digest digest;
 
-        kit_payload(v, chunk, bytes, one.write.ref.len_bytes);
-        sheaf_digest_of(bytes, one.write.ref.len_bytes, &digest);
-        sheaf_version_learn(v->version, chunk, &digest);
-        one.write.bytes = bytes;
         kit->store->bytes_max = sheaf_space_used(kit->store) + SHEAF_MIB;
         sheaf_store_write(kit->store, &one.write);
         cr_assert_eq(kit->store->leave_writes, &one.write);
@@ -332,6 +341,65 @@ Test(plain, room_that_is_coming_is_waited_for)
                 kit_version_end(&v[i]);
 }
 
+/* What gives way to small writes leaves beside the loop; they wait for it,
+ * so that the limit holds, and no more goes than must. */
+Test(plain, give_way_to_small_writes)
+{
+        enum {
+                SMALL = 40
+        };
+        static const uint64_t five[] = { 5 << 20, 5 << 20, 5 << 20 };
+        const uint64_t limit = 24 * SHEAF_MIB;
+        uint64_t small[SMALL];
+        struct kit kit;
+        struct kit_version v[3];
+        unsigned int waited = 0, kept = 0;
+
+        for (size_t i = 0; i < SMALL; i++)
+                small[i] = 400000;
+        kit_begin(&kit, limit);
+        kit_version(&kit, &v[0], 1, 7, five, 3, 1);
+        kit_version(&kit, &v[1], 2, 8, small, SMALL, 2);
+        kit_version(&kit, &v[2], 3, 9, small, SMALL, 3);
+        cr_assert_eq(kit_write_all(&kit, &v[0]), v[0].listing.chunk_count);
+        for (uint64_t c = 0; c < SMALL; c++) {
+                struct one_write one, other = { .rc = 0 };
+                void *bytes = one_begin(&v[1], c, &one), *others = NULL;
+
+                sheaf_store_write(kit.store, &one.write);
+                while (one.rc == 1 || other.rc == 1) {
+                        /* Another dataset wants room at that moment. */
+                        if (kit.store->giving_way && !others) {
+                                others = one_begin(&v[2], waited++, &other);
+                                sheaf_store_write(kit.store, &other.write);
+                        }
+                        cr_assert_leq(kit.store->giving_way, 1);
+                        cr_assert_leq(sheaf_space_used(kit.store) +
+                                              kit.store->reserved_bytes,
+                                limit);
+                        uv_run(&kit.loop, UV_RUN_ONCE);
+                }
+                cr_assert(!one.rc && !other.rc, "%d %d", one.rc, other.rc);
+                cr_assert_leq(kit_du(kit.dir), limit);
+                free(bytes);
+                free(others);
+        }
+        cr_assert_gt(waited, 0, "nothing gave way");
+        for (uint64_t c = 0; c < v[0].listing.chunk_count; c++)
+                kept += !kit_read(&kit, &v[0], c);
+        cr_assert_eq(kept, 2, "one file is left: %u chunks", kept);
+        /* Many at once, and what waits when the store closes. */
+        sheaf_store_group_live(kit.store, 8, true);
+        kit_write_all(&kit, &v[2]);
+        cr_assert_leq(kit_du(kit.dir), limit);
+        cr_assert_eq(kit.store->giving_way, 0);
+        kit_end(&kit);
+        for (size_t i = 0; i < SHEAF_ARRAY_LEN(v); i++)
+                kit_version_end(&v[i]);
+}
+
+/* A lower limit holds from the start, when all there is are plain files, too;
+ * they leave beside it. */
 Test(plain, give_way_to_the_limit)
 {
         struct kit kit;
@@ -344,6 +412,7 @@ Test(plain, give_way_to_the_limit)
         kit_close(&kit);
         kit.config.bytes_max = 10 * SHEAF_MIB;
         kit_open(&kit);
+        sheaf_disk_drain(kit.store->disk);
         cr_assert_leq(kit_du(kit.dir), kit.config.bytes_max);
         cr_assert_leq(kit_stats(&kit).bytes_used, kit.config.bytes_max);
         kit_end(&kit);
