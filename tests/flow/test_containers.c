@@ -226,6 +226,14 @@ Test(containers, the_ordinary_socket_inside_is_the_users)
                 0, "%s", flow.last.err);
         cr_expect_neq(
                 in_container(dir, flow.origin, "quickread --dataset data"), 0);
+        /* By mounts of the host: those of his own. */
+        flow_ok("sheaf mount --allow-other '~1003/mine' %s", flow.mount);
+        cr_expect_eq(in_container(dir, flow.mount, "cat /data/f /data/d/g"), 0,
+                "%s", flow.last.err);
+        flow_umount(flow.mount);
+        flow_ok("sheaf mount --allow-other '~1001/data' %s", flow.mount);
+        cr_expect_neq(in_container(dir, flow.mount, "cat /data/f"), 0);
+        flow_umount(flow.mount);
         flow_stop();
 }
 

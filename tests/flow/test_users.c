@@ -519,13 +519,22 @@ Test(users, sharing_what_others_cannot_reach_needs_force)
         flow_stop();
 }
 
+/* Of a mount the kernel decides, by the modes: as for all others. */
 Test(users, unmapped_uid_is_refused)
 {
+        const struct cell allowed = { .who = NOBODY, .allowed = true };
+        const struct cell denied = { .who = NOBODY };
+
         setup("all");
         cr_assert_eq(flow_run_as(NOBODY, 0, "sheaf ls"), 3, "%d: %s",
                 flow.last.rc, flow.last.err);
         cr_assert_neq(errno_by_library(NOBODY), 0);
         cr_assert_eq(errno_by_library(OTHER), 0);
+        by_mount(&allowed);
+        cr_assert(flow_until(20, flow_run_as(OWNER, GROUP,
+                                         "sheaf share data owner") == 0),
+                "%s", flow.last.err);
+        by_mount(&denied);
         flow_stop();
 }
 
@@ -558,14 +567,14 @@ Test(users, grant)
         make_grant(dir, socket, id);
         for (int round = 0; round < 2; round++) {
                 /* Whatever the uid, even none. */
-                static const uid_t who[] = { OTHER, MEMBER, NOBODY };
+                static const uid_t who[] = { OTHER, MEMBER, NOBODY, OWNER, 0 };
 
                 for (size_t i = 0; i < SHEAF_ARRAY_LEN(who); i++) {
                         cr_assert_eq(flow_run_as(who[i], 0,
                                              "quickread --compare %s "
                                              "--dataset data",
                                              flow.origin),
-                                1, "without the grant");
+                                i < 3, "without the grant");
                         cr_assert_eq(flow_run_as(who[i], 0,
                                              "SHEAF_SOCKET=%s quickread "
                                              "--compare %s --dataset data",
@@ -581,6 +590,9 @@ Test(users, grant)
                 cr_assert_neq(flow_run_as(OWNER, 0, "sheaf --socket %s rm data",
                                       socket),
                         0, "the grant speaks, not the uid");
+                cr_assert_neq(
+                        flow_run_as(0, 0, "sheaf --socket %s rm data", socket),
+                        0, "nor root's");
                 cr_assert_neq(
                         flow_run_as(OTHER, 0, "sheaf --socket %s add new %s",
                                 socket, flow.origin),
@@ -684,6 +696,26 @@ static void check_as_owner(void)
         cr_assert_eq(flow_mounted(flow.mount), 0);
 }
 
+/* Root, who is told all, and somebody else; the user's mount is his alone. */
+static void others_of_rootless(bool shared)
+{
+        static const char ls[] = "sheaf ls --json";
+        const char *mounted = flow_path("mount/f");
+
+        cr_assert_eq(errno_by_library(OTHER), shared ? 0 : ENOENT);
+        cr_assert_eq(errno_by_library(0), 0);
+        cr_assert_eq(flow_run_as(OTHER, 0, "%s", ls), 0);
+        cr_assert_eq(strstr(flow.last.out, "\"data\"") != NULL, shared, "%s",
+                flow.last.out);
+        cr_assert_eq(flow_run_as(0, 0, "%s", ls), 0);
+        cr_assert(strstr(flow.last.out, "\"data\""), "%s", flow.last.out);
+        flow_ok("sheaf mount data %s", flow.mount);
+        cr_assert_neq(flow_run_as(OTHER, 0, "cat %s", mounted), 0);
+        cr_assert_neq(flow_run_as(0, 0, "cat %s", mounted), 0,
+                "FUSE keeps root out, too");
+        flow_ok("sheaf umount %s", flow.mount);
+}
+
 Test(users, rootless_daemon_and_mount)
 {
         prepare_user_mounts();
@@ -702,9 +734,9 @@ Test(users, rootless_daemon_and_mount)
         flow_start();
         check_as_owner();
         cr_assert_eq(flow_stat("origin.bytes"), 0);
-        cr_assert_eq(errno_by_library(OTHER), ENOENT);
+        others_of_rootless(false);
         flow_ok("sheaf share data all");
-        cr_assert_eq(errno_by_library(OTHER), 0);
+        others_of_rootless(true);
         cr_assert_eq(flow_run("find %s -not -user 1001 | grep .", flow.cache),
                 1, "%s", flow.last.out);
         cr_assert_eq(flow_run("find %s -perm /077 -not -type l | grep .",
