@@ -92,11 +92,13 @@ static int join(struct sheaf_group *group, int64_t deadline_ns)
         return rc;
 }
 
-static void nap(void)
+/* Before it asks again. */
+static int rest(struct sheaf_group *group)
 {
         struct timespec ts = { 0, NAP_NS };
 
         nanosleep(&ts, NULL);
+        return sheaf_session_interrupted(group->session);
 }
 
 /* What went wrong is that the membership was of another connection. */
@@ -112,8 +114,7 @@ static int forget(
                         "group %s: the connection to sheafd was lost again and "
                         "again",
                         group->options.name);
-        nap();
-        return sheaf_session_interrupted(group->session);
+        return rest(group);
 }
 
 /* A request and its reply; *@membership, a field of it, is filled in. Joins
@@ -367,11 +368,58 @@ static int64_t until(const struct sheaf_group *group, int64_t wait_ms)
                SHEAF_MAX(0, SHEAF_MIN(wait_ms, most_ms)) * SHEAF_NS_PER_MS;
 }
 
-/* What a reply says. @batch is done with after TAKEN and FAILED. */
-static int take_reply(struct sheaf_group *group, uint64_t batch,
-        struct sheaf_wire_msg *reply, enum sheaf_group_state *ret_state,
-        int *ret_fd)
+/* A request that waits, as it is made again and again. */
+struct wait {
+        struct sheaf_call *call;
+        uint64_t *membership; /* fields of the request */
+        uint32_t *wait_ms;
+        int64_t until_ns;
+        /* What a reply says. 0; 1: ask again. */
+        int (*read)(void *arg, struct sheaf_wire_msg *reply);
+        void *arg;
+};
+
+/* 1: the time is over. */
+static int wait_for(struct sheaf_group *group, const struct wait *wait)
 {
+        struct sheaf_wire_msg reply;
+        int rc;
+
+        for (;;) {
+                *wait->wait_ms = wait_of(group, wait->until_ns);
+                wait->call->deadline_ns =
+                        sheaf_session_deadline_ns(group->session);
+                rc = ask(group, wait->call, wait->membership, &reply);
+                if (rc)
+                        return rc;
+                rc = wait->read(wait->arg, &reply);
+                sheaf_wire_msg_free(&reply);
+                if (rc != 1 || sheaf_now_ns() >= wait->until_ns)
+                        return rc;
+                rc = rest(group);
+                if (rc)
+                        return rc;
+        }
+}
+
+struct taking {
+        struct sheaf_group *group;
+        uint64_t batch;
+        enum sheaf_group_state state;
+        int *ret_fd;
+};
+
+static bool is_over(enum sheaf_group_state state)
+{
+        return state == SHEAF_GROUP_TAKEN || state == SHEAF_GROUP_FAILED ||
+               state == SHEAF_GROUP_PREPARE;
+}
+
+/* The batch is done with after TAKEN and FAILED. */
+static int read_taken(void *arg, struct sheaf_wire_msg *reply)
+{
+        struct taking *taking = arg;
+        struct sheaf_group *group = taking->group;
         const Sheaf__BatchTaken *taken =
                 reply->env->body_case == SHEAF__ENVELOPE__BODY_BATCH_TAKEN
                         ? reply->env->batch_taken
@@ -385,20 +433,14 @@ static int take_reply(struct sheaf_group *group, uint64_t batch,
         group->gathered |= taken->gathered;
         if (taken->state == SHEAF_GROUP_TAKEN ||
                 taken->state == SHEAF_GROUP_FAILED)
-                group->position = batch + 1;
+                group->position = taking->batch + 1;
         pthread_mutex_unlock(&group->lock);
         if (taken->state == SHEAF_GROUP_TAKEN)
-                *ret_fd = sheaf_wire_take_fd(reply, 0);
+                *taking->ret_fd = sheaf_wire_take_fd(reply, 0);
         if (taken->state == SHEAF_GROUP_FAILED)
                 sheaf_error_set_long(0, taken->why);
-        *ret_state = (enum sheaf_group_state)taken->state;
-        return 0;
-}
-
-static bool is_over(enum sheaf_group_state state)
-{
-        return state == SHEAF_GROUP_TAKEN || state == SHEAF_GROUP_FAILED ||
-               state == SHEAF_GROUP_PREPARE;
+        taking->state = (enum sheaf_group_state)taken->state;
+        return !is_over(taking->state);
 }
 
 int sheaf_group_take(struct sheaf_group *group, uint64_t batch, int64_t wait_ms,
@@ -407,43 +449,35 @@ int sheaf_group_take(struct sheaf_group *group, uint64_t batch, int64_t wait_ms,
         Sheaf__TakeBatch body = SHEAF__TAKE_BATCH__INIT;
         Sheaf__Envelope env = SHEAF__ENVELOPE__INIT;
         struct sheaf_call call = { .env = &env, .what = "take a batch" };
-        int64_t until_ns = until(group, wait_ms);
-        enum sheaf_group_state state = SHEAF_GROUP_QUEUED;
+        struct taking taking = { group, batch, SHEAF_GROUP_QUEUED, ret_fd };
+        struct wait wait = { &call, &body.membership, &body.wait_ms,
+                until(group, wait_ms), read_taken, &taking };
         int rc = check_take(group, batch);
 
+        if (rc)
+                return rc;
         body.batch = batch;
         body.may_prepare = may_prepare;
         env.body_case = SHEAF__ENVELOPE__BODY_TAKE_BATCH;
         env.take_batch = &body;
-        while (!rc) {
-                struct sheaf_wire_msg reply;
-
-                body.wait_ms = wait_of(group, until_ns);
-                call.deadline_ns = sheaf_session_deadline_ns(group->session);
-                rc = ask(group, &call, &body.membership, &reply);
-                if (rc)
-                        break;
-                rc = take_reply(group, batch, &reply, &state, ret_fd);
-                sheaf_wire_msg_free(&reply);
-                if (rc || is_over(state) || sheaf_now_ns() >= until_ns)
-                        break;
-                nap();
-                rc = sheaf_session_interrupted(group->session);
-        }
-        if (!rc)
-                *ret_state = state;
-        return rc;
+        rc = wait_for(group, &wait);
+        if (rc < 0)
+                return rc;
+        *ret_state = taking.state;
+        return 0;
 }
 
 /* ---- workers ---- */
 
-static int lease_reply(const struct sheaf_wire_msg *reply, uint64_t *ret_batch)
+static int read_leased(void *arg, struct sheaf_wire_msg *reply)
 {
+        uint64_t *ret_batch = arg;
+
         if (reply->env->body_case != SHEAF__ENVELOPE__BODY_BATCH_LEASED)
                 return sheaf_error_set(-EPROTO,
                         "sheafd answered a lease with another message");
         if (!reply->env->batch_leased->leased)
-                return -EAGAIN;
+                return 1;
         *ret_batch = reply->env->batch_leased->batch;
         return 0;
 }
@@ -454,29 +488,19 @@ int sheaf_group_lease(
         Sheaf__LeaseBatch body = SHEAF__LEASE_BATCH__INIT;
         Sheaf__Envelope env = SHEAF__ENVELOPE__INIT;
         struct sheaf_call call = { .env = &env, .what = "lease a batch" };
-        int64_t until_ns = until(group, wait_ms);
+        struct wait wait = { &call, &body.membership, &body.wait_ms,
+                until(group, wait_ms), read_leased, ret_batch };
         int rc = check(group, true);
 
+        if (rc)
+                return rc;
         env.body_case = SHEAF__ENVELOPE__BODY_LEASE_BATCH;
         env.lease_batch = &body;
-        while (!rc) {
-                struct sheaf_wire_msg reply;
-
-                body.wait_ms = wait_of(group, until_ns);
-                call.deadline_ns = sheaf_session_deadline_ns(group->session);
-                rc = ask(group, &call, &body.membership, &reply);
-                if (rc)
-                        break;
-                rc = lease_reply(&reply, ret_batch);
-                sheaf_wire_msg_free(&reply);
-                if (rc != -EAGAIN)
-                        break;
-                if (sheaf_now_ns() >= until_ns)
-                        return sheaf_error_set(-EAGAIN,
-                                "group %s: nothing is to be prepared",
-                                group->options.name);
-                rc = sheaf_session_interrupted(group->session);
-        }
+        rc = wait_for(group, &wait);
+        if (rc == 1)
+                return sheaf_error_set(-EAGAIN,
+                        "group %s: nothing is to be prepared",
+                        group->options.name);
         return rc;
 }
 
