@@ -2,6 +2,7 @@
 /* Processes of groups. */
 #include "tests/flow/groups.h"
 
+#include <criterion/criterion.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <sys/stat.h>
@@ -248,4 +249,50 @@ pid_t groups_member(const struct groups_spec *spec)
         if (!pid)
                 groups_train(spec);
         return pid;
+}
+
+/* ---- of the test itself ---- */
+
+void groups_start(
+        struct groups_jobs *jobs, struct groups_spec spec, uint32_t count)
+{
+        jobs->count = spec.members = count;
+        for (spec.member = 0; spec.member < count; spec.member++) {
+                jobs->member[spec.member] = groups_member(&spec);
+                jobs->worker[spec.member] = groups_worker(&spec);
+        }
+}
+
+void groups_ends_well(pid_t pid)
+{
+        cr_assert_eq(flow_join(pid, GROUPS_LIMIT_S), 0);
+}
+
+void groups_end_well(const struct groups_jobs *jobs)
+{
+        for (uint32_t m = 0; m < jobs->count; m++)
+                groups_ends_well(jobs->member[m]);
+        for (uint32_t m = 0; m < jobs->count; m++)
+                groups_ends_well(jobs->worker[m]);
+}
+
+void groups_wait_holding(uint32_t count)
+{
+        cr_assert(flow_until(
+                GROUPS_LIMIT_S, atomic_load(&board->holding) >= count));
+}
+
+void groups_took(uint32_t m, uint32_t first, uint32_t end)
+{
+        for (uint32_t b = 0; b < GROUPS_BATCHES; b++)
+                cr_assert_eq(board->taken[m][b], b >= first && b < end,
+                        "member %u got batch %u %u times", m, b,
+                        board->taken[m][b]);
+}
+
+void groups_nothing_left(void)
+{
+        cr_assert(flow_until(GROUPS_LIMIT_S, flow_stat("prep.groups") == 0));
+        cr_assert_eq(flow_stat("prep.staged"), 0);
+        cr_assert_eq(flow_stat("prep.staged_bytes"), 0);
 }

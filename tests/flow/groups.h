@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Members and workers of groups as processes, and a board in shared memory on
  * which they write what they got. In them nothing asserts: they end with a
- * status that says what went wrong. */
+ * status that says what went wrong. And what all tests of them do. */
 #ifndef SHEAF_TESTS_FLOW_GROUPS_H
 #define SHEAF_TESTS_FLOW_GROUPS_H
 
@@ -54,6 +54,28 @@ pid_t groups_worker(const struct groups_spec *spec);
 /* What they do, in a process that was forked; they end it. */
 _Noreturn void groups_train(const struct groups_spec *spec);
 _Noreturn void groups_work(const struct groups_spec *spec);
+
+/* ---- of the test itself: these assert ---- */
+
+#define GROUPS_LIMIT_S 60
+
+struct groups_jobs {
+        uint32_t count;
+        pid_t member[GROUPS_MEMBERS], worker[GROUPS_MEMBERS];
+};
+
+/* @count members, 0 and up, that wait for one another, each with a worker. */
+void groups_start(
+        struct groups_jobs *jobs, struct groups_spec spec, uint32_t count);
+/* All end with 0. */
+void groups_end_well(const struct groups_jobs *jobs);
+void groups_ends_well(pid_t pid);
+/* So many stay where their specs say. */
+void groups_wait_holding(uint32_t count);
+/* Member @m took all of [first, end), once each, and no other. */
+void groups_took(uint32_t m, uint32_t first, uint32_t end);
+/* Nothing is left of any group. */
+void groups_nothing_left(void);
 
 /* Opens the group of @spec, of this process. */
 int groups_open(struct sheaf_dataset *dataset, const struct groups_spec *spec,

@@ -7,9 +7,8 @@
 
 #include <sys/mman.h>
 
-#define PREP    (UINT64_C(16) << 20) /* a quarter of 64 MiB */
-#define LIMIT_S 60
-#define GROUPS  60 /* members of a session */
+#define PREP   (UINT64_C(16) << 20) /* a quarter of 64 MiB */
+#define GROUPS 60                   /* members of a session */
 
 static void begin(void)
 {
@@ -32,13 +31,6 @@ static struct groups_spec spec_of(uid_t uid, uint32_t member)
         spec.uid = uid;
         spec.dataset = "~root/data";
         return spec;
-}
-
-static void nothing_left(void)
-{
-        cr_assert(flow_until(LIMIT_S, flow_stat("prep.groups") == 0));
-        cr_assert_eq(flow_stat("prep.staged"), 0);
-        cr_assert_eq(flow_stat("prep.staged_bytes"), 0);
 }
 
 /* ---- files that are no batches ---- */
@@ -173,8 +165,8 @@ Test(forgers, what_is_no_batch_frees_its_lease)
 
         if (!pid)
                 offer_lies(spec_of(HOSTILE_UID, 0));
-        hostile_join(pid, LIMIT_S);
-        nothing_left();
+        hostile_join(pid, GROUPS_LIMIT_S);
+        groups_nothing_left();
         hostile_end();
 }
 
@@ -229,8 +221,8 @@ Test(forgers, a_batch_weighs_what_it_has)
 
         if (!pid)
                 weigh(spec_of(HOSTILE_UID, 0));
-        hostile_join(pid, LIMIT_S);
-        nothing_left();
+        hostile_join(pid, GROUPS_LIMIT_S);
+        groups_nothing_left();
         hostile_end();
 }
 
@@ -287,8 +279,9 @@ static _Noreturn void hoard(struct groups_spec spec)
 Test(forgers, room_is_shared_and_bounded)
 {
         struct groups_spec spec = groups_spec(0);
-        pid_t pid, members[2], workers[2];
-        double most = 0;
+        struct groups_jobs jobs;
+        double most = 0, start = flow_now();
+        pid_t pid;
 
         pid = flow_fork(HOSTILE_UID, 0);
         if (!pid) {
@@ -296,30 +289,24 @@ Test(forgers, room_is_shared_and_bounded)
                 spec.patience_ms = 3600 * 1000;
                 hoard(spec);
         }
-        cr_assert(flow_until(LIMIT_S, atomic_load(&board->holding) >= 100));
-        spec.members = 2;
+        cr_assert(flow_until(
+                GROUPS_LIMIT_S, atomic_load(&board->holding) >= 100));
         spec.bytes = 1 << 20;
-        for (uint32_t m = 0; m < 2; m++) {
-                spec.member = m;
-                members[m] = groups_member(&spec);
-                workers[m] = groups_worker(&spec);
-        }
-        while (flow_wait(members[0], 0) < 0) {
+        groups_start(&jobs, spec, 2);
+        while (atomic_load(&board->next[0]) < 40 &&
+                flow_now() - start < GROUPS_LIMIT_S) {
                 double bytes = flow_stat("prep.staged_bytes");
 
                 most = bytes > most ? bytes : most;
         }
         cr_assert_leq(most, (double)PREP);
-        cr_assert_eq(flow_join(members[1], LIMIT_S), 0);
+        groups_end_well(&jobs);
         for (uint32_t m = 0; m < 2; m++)
-                for (uint32_t b = 0; b < 40; b++)
-                        cr_assert_eq(board->taken[m][b], 1);
+                groups_took(m, 0, 40);
         cr_assert_gt(flow_stat("prep.shed"), 0);
         atomic_store(&board->go_on, 1);
-        hostile_join(pid, LIMIT_S);
-        for (uint32_t m = 0; m < 2; m++)
-                cr_assert_eq(flow_join(workers[m], LIMIT_S), 0);
-        nothing_left();
+        hostile_join(pid, GROUPS_LIMIT_S);
+        groups_nothing_left();
         hostile_end();
 }
 
@@ -416,9 +403,9 @@ Test(forgers, who_reads_no_answer)
         }
         worker = groups_worker(&spec);
         for (uint32_t m = 0; m < 2; m++)
-                cr_assert_eq(flow_join(members[m], LIMIT_S), 0);
-        cr_assert_eq(flow_join(worker, LIMIT_S), 0);
-        hostile_join(pid, LIMIT_S);
-        nothing_left();
+                groups_ends_well(members[m]);
+        groups_ends_well(worker);
+        hostile_join(pid, GROUPS_LIMIT_S);
+        groups_nothing_left();
         hostile_end();
 }

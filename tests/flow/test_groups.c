@@ -7,8 +7,6 @@
 #include <signal.h>
 #include <stdio.h>
 
-#define LIMIT_S 60
-
 static void begin(void)
 {
         flow_init();
@@ -26,28 +24,6 @@ static void end(void)
 
 TestSuite(groups, .init = begin, .fini = end, .timeout = 120);
 
-static void ends_well(pid_t pid)
-{
-        cr_assert_eq(flow_join(pid, LIMIT_S), 0);
-}
-
-/* Member @m took all of [first, end), once each. */
-static void took(uint32_t m, uint32_t first, uint32_t end)
-{
-        for (uint32_t b = 0; b < GROUPS_BATCHES; b++)
-                cr_assert_eq(board->taken[m][b], b >= first && b < end,
-                        "member %u got batch %u %u times", m, b,
-                        board->taken[m][b]);
-}
-
-/* Nothing is left of any group. */
-static void nothing_left(void)
-{
-        cr_assert(flow_until(LIMIT_S, flow_stat("prep.groups") == 0));
-        cr_assert_eq(flow_stat("prep.staged"), 0);
-        cr_assert_eq(flow_stat("prep.staged_bytes"), 0);
-}
-
 Test(groups, each_batch_is_prepared_once)
 {
         pid_t members[3], workers[6];
@@ -62,34 +38,30 @@ Test(groups, each_batch_is_prepared_once)
                         workers[2 * m + w] = groups_worker(&spec);
         }
         for (uint32_t m = 0; m < 3; m++)
-                ends_well(members[m]);
+                groups_ends_well(members[m]);
         for (uint32_t w = 0; w < 6; w++)
-                ends_well(workers[w]);
+                groups_ends_well(workers[w]);
         for (uint32_t m = 0; m < 3; m++)
-                took(m, 0, 80);
+                groups_took(m, 0, 80);
         for (uint32_t b = 0; b < 80; b++)
                 cr_assert_eq(board->prepared[b], 1);
-        nothing_left();
+        groups_nothing_left();
         cr_assert_eq(flow_stat("prep.prepared"), 80);
         cr_assert_eq(flow_stat("prep.taken"), 240);
 }
 
 /* ---- who dies or stops ---- */
 
-static void wait_holding(uint32_t count)
-{
-        cr_assert(flow_until(LIMIT_S, atomic_load(&board->holding) >= count));
-}
-
 static void be_gone(pid_t pid)
 {
         cr_assert_eq(kill(pid, SIGKILL), 0);
-        flow_join(pid, LIMIT_S);
+        flow_join(pid, GROUPS_LIMIT_S);
 }
 
 static bool came_to(uint32_t m, uint32_t batch)
 {
-        return flow_until(LIMIT_S, atomic_load(&board->next[m]) >= batch);
+        return flow_until(
+                GROUPS_LIMIT_S, atomic_load(&board->next[m]) >= batch);
 }
 
 /* In the middle of a batch: another prepares it at once, long before the lease
@@ -107,16 +79,16 @@ Test(groups, a_worker_is_killed)
         victim = groups_worker(&spec);
         spec.stop_at = UINT32_MAX;
         members[1] = groups_member(&spec);
-        wait_holding(1);
+        groups_wait_holding(1);
         cr_assert(came_to(0, 7));
         worker = groups_worker(&spec);
         be_gone(victim);
-        ends_well(members[0]);
-        ends_well(members[1]);
-        ends_well(worker);
+        groups_ends_well(members[0]);
+        groups_ends_well(members[1]);
+        groups_ends_well(worker);
         for (uint32_t m = 0; m < 2; m++)
-                took(m, 0, 40);
-        nothing_left();
+                groups_took(m, 0, 40);
+        groups_nothing_left();
         cr_assert_eq(flow_stat("prep.redone"), 1);
         cr_assert_eq(flow_stat("prep.prepared"), 40);
 }
@@ -133,7 +105,7 @@ Test(groups, a_worker_is_stopped)
         members[0] = groups_member(&spec);
         spec.stop_at = 7;
         stopped = groups_worker(&spec);
-        wait_holding(1);
+        groups_wait_holding(1);
         cr_assert_eq(kill(stopped, SIGSTOP), 0);
         spec.stop_at = UINT32_MAX;
         spec.member = 1;
@@ -143,12 +115,12 @@ Test(groups, a_worker_is_stopped)
         atomic_store(&board->go_on, 1);
         cr_assert_eq(kill(stopped, SIGCONT), 0);
         for (int i = 0; i < 2; i++)
-                ends_well(members[i]);
-        ends_well(worker);
-        ends_well(stopped);
+                groups_ends_well(members[i]);
+        groups_ends_well(worker);
+        groups_ends_well(stopped);
         for (uint32_t m = 0; m < 2; m++)
-                took(m, 0, 40);
-        nothing_left();
+                groups_took(m, 0, 40);
+        groups_nothing_left();
         cr_assert_eq(flow_stat("prep.prepared"), 40);
         cr_assert_geq(flow_stat("prep.late"), 1);
 }
@@ -166,8 +138,8 @@ Test(groups, members_are_killed_and_stopped)
         spec.group = "before";
         spec.batches = 1;
         spec.prepares = true;
-        ends_well(groups_member(&spec));
-        nothing_left();
+        groups_ends_well(groups_member(&spec));
+        groups_nothing_left();
         fds = flow_fds(flow.daemon);
         memset(board, 0, sizeof(*board));
         spec = groups_spec(0);
@@ -180,17 +152,17 @@ Test(groups, members_are_killed_and_stopped)
         spec.member = 2;
         spec.patience_ms = 200;
         members[2] = groups_member(&spec);
-        wait_holding(2);
+        groups_wait_holding(2);
         cr_assert_eq(kill(members[2], SIGSTOP), 0);
         be_gone(members[1]);
-        ends_well(members[0]);
+        groups_ends_well(members[0]);
         be_gone(members[2]);
-        took(0, 0, 40);
-        took(1, 0, 10);
-        ends_well(worker);
-        nothing_left();
+        groups_took(0, 0, 40);
+        groups_took(1, 0, 10);
+        groups_ends_well(worker);
+        groups_nothing_left();
         cr_assert_geq(flow_stat("prep.detached"), 1);
-        cr_assert(flow_until(LIMIT_S, flow_fds(flow.daemon) <= fds),
+        cr_assert(flow_until(GROUPS_LIMIT_S, flow_fds(flow.daemon) <= fds),
                 "%ld descriptors, not %ld", flow_fds(flow.daemon), fds);
 }
 
@@ -209,43 +181,35 @@ Test(groups, a_slow_member_goes_on_alone)
         members[1] = groups_member(&spec);
         spec.stop_at = UINT32_MAX;
         workers[1] = groups_worker(&spec);
-        ends_well(members[0]);
-        ends_well(workers[0]);
-        took(0, 0, 40);
-        took(1, 0, 3);
+        groups_ends_well(members[0]);
+        groups_ends_well(workers[0]);
+        groups_took(0, 0, 40);
+        groups_took(1, 0, 3);
         atomic_store(&board->go_on, 1);
-        ends_well(members[1]);
-        ends_well(workers[1]);
-        took(1, 0, 40);
-        nothing_left();
+        groups_ends_well(members[1]);
+        groups_ends_well(workers[1]);
+        groups_took(1, 0, 40);
+        groups_nothing_left();
 }
 
 /* The daemon is killed again and again: all go on by themselves. */
 Test(groups, kills_of_the_daemon)
 {
         struct groups_spec spec = groups_spec(0);
-        pid_t members[3], workers[3];
+        struct groups_jobs jobs;
 
-        spec.members = 3;
         spec.batches = 100;
         spec.slow_ms = 5;
-        for (uint32_t m = 0; m < 3; m++) {
-                spec.member = m;
-                members[m] = groups_member(&spec);
-                workers[m] = groups_worker(&spec);
-        }
+        groups_start(&jobs, spec, 3);
         for (uint32_t kills = 1; kills <= 3; kills++) {
                 cr_assert(came_to(0, 20 * kills));
                 flow_kill();
                 flow_start();
         }
+        groups_end_well(&jobs);
         for (uint32_t m = 0; m < 3; m++)
-                ends_well(members[m]);
-        for (uint32_t m = 0; m < 3; m++)
-                ends_well(workers[m]);
-        for (uint32_t m = 0; m < 3; m++)
-                took(m, 0, 100);
-        nothing_left();
+                groups_took(m, 0, 100);
+        groups_nothing_left();
 }
 
 /* ---- who comes and goes ---- */
@@ -260,7 +224,7 @@ Test(groups, one_comes_late_and_one_leaves_early)
         members[0] = groups_member(&spec);
         spec.stop_at = UINT32_MAX;
         workers[0] = groups_worker(&spec);
-        wait_holding(1);
+        groups_wait_holding(1);
         /* One from the beginning, by its own means; one from the next epoch. */
         spec.member = 1;
         members[1] = groups_member(&spec);
@@ -272,12 +236,12 @@ Test(groups, one_comes_late_and_one_leaves_early)
         be_gone(members[2]);
         atomic_store(&board->go_on, 1);
         for (int i = 0; i < 2; i++)
-                ends_well(members[i]);
+                groups_ends_well(members[i]);
         for (int i = 0; i < 2; i++)
-                ends_well(workers[i]);
-        took(0, 0, 80);
-        took(1, 0, 80);
-        nothing_left();
+                groups_ends_well(workers[i]);
+        groups_took(0, 0, 80);
+        groups_took(1, 0, 80);
+        groups_nothing_left();
         cr_assert_eq(flow_stat("prep.private"), 20);
         cr_assert_eq(flow_stat("prep.prepared"), 100);
 }
@@ -298,14 +262,14 @@ Test(groups, ranks_of_a_job)
                 members[1 + r] = groups_member(&spec);
         }
         for (int i = 0; i < 3; i++)
-                ends_well(members[i]);
-        ends_well(worker);
-        took(0, 0, 40);
+                groups_ends_well(members[i]);
+        groups_ends_well(worker);
+        groups_took(0, 0, 40);
         for (uint32_t b = 0; b < 40; b++) {
                 cr_assert_eq(board->taken[1 + b % 2][b], 1);
                 cr_assert_eq(board->taken[2 - b % 2][b], 0);
         }
-        nothing_left();
+        groups_nothing_left();
         cr_assert_eq(flow_stat("prep.prepared"), 40);
 }
 
@@ -322,12 +286,12 @@ Test(groups, members_prepare_for_one_another)
                 members[m] = groups_member(&spec);
         }
         for (uint32_t m = 0; m < 2; m++)
-                ends_well(members[m]);
+                groups_ends_well(members[m]);
         for (uint32_t m = 0; m < 2; m++)
-                took(m, 0, 40);
+                groups_took(m, 0, 40);
         for (uint32_t b = 0; b < 40; b++)
                 cr_assert_eq(board->prepared[b], 1);
-        nothing_left();
+        groups_nothing_left();
 }
 
 /* ---- what fails ---- */
@@ -335,19 +299,11 @@ Test(groups, members_prepare_for_one_another)
 Test(groups, an_error_is_told_to_all_who_take_it)
 {
         struct groups_spec spec = groups_spec(0);
-        pid_t members[2], workers[2];
+        struct groups_jobs jobs;
 
-        spec.members = 2;
         spec.fail_at = 5;
-        for (uint32_t m = 0; m < 2; m++) {
-                spec.member = m;
-                members[m] = groups_member(&spec);
-                workers[m] = groups_worker(&spec);
-        }
-        for (uint32_t m = 0; m < 2; m++) {
-                ends_well(members[m]);
-                ends_well(workers[m]);
-        }
+        groups_start(&jobs, spec, 2);
+        groups_end_well(&jobs);
         for (uint32_t m = 0; m < 2; m++)
                 for (uint32_t b = 0; b < 40; b++) {
                         cr_assert_eq(board->taken[m][b], b != 5);
@@ -378,21 +334,22 @@ Test(groups, room_for_few_batches, .init = flow_init)
                 spec.stop_at = UINT32_MAX;
                 workers[m] = groups_worker(&spec);
         }
-        wait_holding(1);
-        cr_assert(flow_until(LIMIT_S, flow_stat("prep.staged") == 3));
-        cr_assert(flow_until(LIMIT_S, board->waits_for[1] == SHEAF_GROUP_FULL));
+        groups_wait_holding(1);
+        cr_assert(flow_until(GROUPS_LIMIT_S, flow_stat("prep.staged") == 3));
+        cr_assert(flow_until(
+                GROUPS_LIMIT_S, board->waits_for[1] == SHEAF_GROUP_FULL));
         cr_assert_leq(flow_stat("prep.staged_bytes"), 65000);
         cr_assert(flow_until(
-                LIMIT_S, flow_run("sheaf status") == 0 &&
-                                 strstr(flow.last.out, "prep-full")));
+                GROUPS_LIMIT_S, flow_run("sheaf status") == 0 &&
+                                        strstr(flow.last.out, "prep-full")));
         atomic_store(&board->go_on, 1);
         for (uint32_t m = 0; m < 2; m++) {
-                ends_well(members[m]);
-                ends_well(workers[m]);
+                groups_ends_well(members[m]);
+                groups_ends_well(workers[m]);
         }
         for (uint32_t m = 0; m < 2; m++)
-                took(m, 0, 100);
-        nothing_left();
+                groups_took(m, 0, 100);
+        groups_nothing_left();
 }
 
 /* ---- who may not ---- */
@@ -459,7 +416,7 @@ Test(groups, what_is_no_batch_is_refused)
         for (int i = 0; i < 4; i++)
                 close(lies[i]);
         close(good);
-        nothing_left();
+        groups_nothing_left();
 }
 
 Test(groups, traits_that_differ_are_named)
@@ -594,10 +551,10 @@ Test(groups, absurd_requests)
         cr_assert_eq(joined, 64);
         cr_assert_eq(flow_stat("prep.members"), 65);
         close(p.sock);
-        cr_assert(flow_until(LIMIT_S, flow_stat("prep.members") == 1));
+        cr_assert(flow_until(GROUPS_LIMIT_S, flow_stat("prep.members") == 1));
         close(other.sock);
         close(fd);
-        nothing_left();
+        groups_nothing_left();
 }
 
 #define LISTS       250 /* 2 MiB of answers, queued */
@@ -670,7 +627,7 @@ Test(groups, long_lists_that_are_read)
         read_lists(&p, p.id - LISTS + 1, LISTED);
         ask_for_lists(&p);
         close(members.sock);
-        nothing_left();
+        groups_nothing_left();
         read_lists(&p, p.id - LISTS + 1, 0);
         close(p.sock);
         cr_assert_eq(flow_stat("clients.dropped_slow"), 0);
@@ -708,7 +665,7 @@ Test(groups, another_users_group_is_another)
         cr_assert_eq(groups_open(dataset, &spec, false, &group), 0);
         cr_assert_eq(sheaf_group_begin(group, 3), 0);
         atomic_store(&board->go_on, 1);
-        ends_well(pid);
+        groups_ends_well(pid);
         cr_assert_eq(sheaf_group_stats(group, &stats), 0);
         cr_assert_eq(stats.members, 1);
         cr_assert_eq(stats.floor, 3);

@@ -12,8 +12,7 @@
 #include <sys/resource.h>
 #include <sys/wait.h>
 
-#define LIMIT_S 60
-#define JOBS    2
+#define JOBS 2
 
 static struct shim *shim;
 
@@ -38,39 +37,16 @@ static void start(void)
         flow_ok("sheaf add --share all --force data %s", flow.origin);
 }
 
-static pid_t members[JOBS], workers[JOBS];
-
-/* Two members, each with a worker; @spec is the first's. */
-static void start_jobs(struct groups_spec spec)
-{
-        for (uint32_t m = 0; m < JOBS; m++) {
-                spec.member = m;
-                spec.members = JOBS;
-                members[m] = groups_member(&spec);
-                workers[m] = groups_worker(&spec);
-        }
-}
+static struct groups_jobs jobs;
 
 /* All came to their ends; each member took each batch once. */
 static void jobs_end_well(uint32_t batches)
 {
-        for (uint32_t m = 0; m < JOBS; m++) {
-                cr_assert_eq(flow_join(members[m], LIMIT_S), 0);
-                cr_assert_eq(flow_join(workers[m], LIMIT_S), 0);
-                for (uint32_t b = 0; b < batches; b++)
-                        cr_assert_eq(board->taken[m][b], 1,
-                                "member %u got batch %u %u times", m, b,
-                                board->taken[m][b]);
-        }
+        groups_end_well(&jobs);
+        for (uint32_t m = 0; m < jobs.count; m++)
+                groups_took(m, 0, batches);
         cr_assert_eq(flow_stat("prep.failed"), 0);
-        cr_assert(flow_until(LIMIT_S, flow_stat("prep.groups") == 0));
-        cr_assert_eq(flow_stat("prep.staged"), 0);
-        cr_assert_eq(flow_stat("prep.staged_bytes"), 0);
-}
-
-static void wait_holding(uint32_t count)
-{
-        cr_assert(flow_until(LIMIT_S, atomic_load(&board->holding) >= count));
+        groups_nothing_left();
 }
 
 /* ---- descriptors ---- */
@@ -87,9 +63,9 @@ Test(prepfaults, a_daemon_of_few_descriptors)
         start();
         spec.batches = spec.ahead = 100;
         spec.stop_at = 10;
-        start_jobs(spec);
-        wait_holding(JOBS);
-        cr_assert(flow_until(LIMIT_S, flow_stat("prep.staged") >= 2));
+        groups_start(&jobs, spec, JOBS);
+        groups_wait_holding(JOBS);
+        cr_assert(flow_until(GROUPS_LIMIT_S, flow_stat("prep.staged") >= 2));
         cr_assert_leq(flow_stat("prep.staged"), 64 / 8);
         while (!flow_status_says("descriptors are used up")) {
                 cr_assert_lt(count, SHEAF_ARRAY_LEN(idle));
@@ -114,8 +90,8 @@ Test(prepfaults, a_daemon_without_a_descriptor)
         flow_world("", prefix);
         start();
         spec.stop_at = 5;
-        start_jobs(spec);
-        wait_holding(JOBS + 1);
+        groups_start(&jobs, spec, JOBS);
+        groups_wait_holding(JOBS + 1);
         shim->reopen_errno = EMFILE;
         atomic_store(&board->go_on, 1);
         flow_sleep(0.5);
@@ -201,8 +177,8 @@ Test(prepfaults, a_member_without_a_descriptor)
         member = flow_fork(0, 0);
         if (!member)
                 take_without_descriptors(spec);
-        cr_assert_eq(flow_join(member, LIMIT_S), 0);
-        cr_assert_eq(flow_join(worker, LIMIT_S), 0);
+        groups_ends_well(member);
+        groups_ends_well(worker);
         cr_assert_eq(flow_stat("prep.failed"), 0);
 }
 
@@ -224,8 +200,8 @@ Test(prepfaults, the_daemon_is_stopped_for_longer_than_leases)
         spec.lease_ms = 1000;
         spec.patience_ms = 1000;
         spec.stop_at = 5;
-        start_jobs(spec);
-        wait_holding(1);
+        groups_start(&jobs, spec, JOBS);
+        groups_wait_holding(1);
         stop_for(flow.daemon, 4);
         atomic_store(&board->go_on, 1);
         jobs_end_well(40);
@@ -246,15 +222,14 @@ Test(prepfaults, a_late_worker_is_the_first)
         member = groups_member(&spec);
         spec.stop_at = 7;
         worker = groups_worker(&spec);
-        wait_holding(1);
+        groups_wait_holding(1);
         cr_assert_eq(kill(worker, SIGSTOP), 0);
-        cr_assert(flow_until(LIMIT_S, flow_stat("prep.redone") == 1));
+        cr_assert(flow_until(GROUPS_LIMIT_S, flow_stat("prep.redone") == 1));
         atomic_store(&board->go_on, 1);
         cr_assert_eq(kill(worker, SIGCONT), 0);
-        cr_assert_eq(flow_join(member, LIMIT_S), 0);
-        cr_assert_eq(flow_join(worker, LIMIT_S), 0);
-        for (uint32_t b = 0; b < 40; b++)
-                cr_assert_eq(board->taken[0][b], 1);
+        groups_ends_well(member);
+        groups_ends_well(worker);
+        groups_took(0, 0, 40);
         cr_assert_eq(flow_stat("prep.prepared"), 40);
         cr_assert_eq(flow_stat("prep.late"), 0);
 }
@@ -266,18 +241,19 @@ Test(prepfaults, the_daemon_is_killed_between_offer_and_take)
 
         start();
         spec.stop_at = 10;
+        jobs.count = spec.members = JOBS;
         for (uint32_t m = 0; m < JOBS; m++) {
                 spec.member = m;
-                spec.members = JOBS;
-                members[m] = groups_member(&spec);
+                jobs.member[m] = groups_member(&spec);
         }
         spec.stop_at = UINT32_MAX;
         for (uint32_t m = 0; m < JOBS; m++) {
                 spec.member = m;
-                workers[m] = groups_worker(&spec);
+                jobs.worker[m] = groups_worker(&spec);
         }
-        wait_holding(JOBS);
-        cr_assert(flow_until(LIMIT_S, flow_stat("prep.staged") == spec.ahead));
+        groups_wait_holding(JOBS);
+        cr_assert(flow_until(
+                GROUPS_LIMIT_S, flow_stat("prep.staged") == spec.ahead));
         flow_kill();
         flow_start();
         atomic_store(&board->go_on, 1);
@@ -355,14 +331,14 @@ Test(prepfaults, groups_of_containers)
                 flow_path("root"), flow_path("g1"), flow_path("g2"));
         flow_ok("sheaf grant data --dir %s && sheaf grant data --dir %s",
                 flow_path("g1"), flow_path("g2"));
+        jobs.count = spec.members = JOBS;
         for (uint32_t m = 0; m < JOBS; m++) {
                 spec.member = m;
-                spec.members = JOBS;
-                members[m] = fork_inside(flow_path("g1"));
-                if (!members[m])
+                jobs.member[m] = fork_inside(flow_path("g1"));
+                if (!jobs.member[m])
                         groups_train(&spec);
-                workers[m] = fork_inside(flow_path("g1"));
-                if (!workers[m])
+                jobs.worker[m] = fork_inside(flow_path("g1"));
+                if (!jobs.worker[m])
                         groups_work(&spec);
         }
         /* Of other traits: they would be refused. */
@@ -376,16 +352,15 @@ Test(prepfaults, groups_of_containers)
                 groups_train(&spec);
         spec.member = JOBS + 1;
         outside = groups_member(&spec);
-        if (flow_wait(other, LIMIT_S) == NO_CONTAINER) {
+        if (flow_wait(other, GROUPS_LIMIT_S) == NO_CONTAINER) {
                 fprintf(stderr, "SKIP: prepfaults: user namespaces are not "
                                 "allowed\n");
                 return;
         }
-        cr_assert_eq(flow_join(outside, LIMIT_S), 0);
+        groups_ends_well(outside);
         jobs_end_well(40);
-        for (uint32_t b = 0; b < 20; b++)
-                for (uint32_t m = JOBS; m < JOBS + 2; m++)
-                        cr_assert_eq(board->taken[m][b], 1);
+        for (uint32_t m = JOBS; m < JOBS + 2; m++)
+                groups_took(m, 0, 20);
         cr_assert_eq(flow_stat("prep.prepared"), 40 + 2 * 20);
         cr_assert_eq(flow_stat("prep.refused"), 0);
 }
