@@ -14,6 +14,7 @@
 #include "daemon/jobs/jobs.h"
 #include "daemon/prep/prep.h"
 #include "daemon/server.h"
+#include "daemon/turns.h"
 
 #include "daemon/clock.h"
 #include "daemon/log.h"
@@ -182,8 +183,10 @@ static int start(struct sheaf_daemon *d)
                         "path=%s remedy=\"it is part of Sheaf: install it "
                         "there or beside sheafd\"",
                         d->config->reader);
+        rc = sheaf_turns_new(d->loop, &d->turns);
+        if (rc)
+                return rc;
         rc = open_store(d);
-
         if (rc)
                 return sheaf_log_rc(rc, SHEAF_LOG_ERROR, "cache not opened",
                         "dir=%s remedy=\"a directory that can be written, by "
@@ -212,6 +215,7 @@ static void stop(struct sheaf_daemon *d)
         sheaf_fetcher_free(d->fetcher);
         sheaf_arena_pool_free(d->pool);
         sheaf_store_close(d->store);
+        sheaf_turns_free(d->turns);
 }
 
 static void on_signal(uv_signal_t *handle, int number)

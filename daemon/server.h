@@ -51,6 +51,7 @@ struct sheaf_daemon {
         struct sheaf_catchup *catchup;
         struct sheaf_jobs *jobs;
         struct sheaf_prep *prep;
+        struct sheaf_turns *turns;
         uint64_t hint_items; /* of all clients */
         uint64_t tour_items; /* under way for warmups and seals */
         int64_t started_ns;

@@ -13,6 +13,7 @@
 #include "daemon/chore.h"
 #include "daemon/jobs/jobs.h"
 #include "daemon/prep/prep.h"
+#include "daemon/turns.h"
 #include "daemon/verbs/verbs.h"
 
 #include "daemon/clock.h"
@@ -328,12 +329,14 @@ static void server_metrics(struct sheet *s)
         struct sheaf_server_stats server;
         struct sheaf_fetcher_stats fetch;
         struct sheaf_jobs_stats jobs;
+        struct sheaf_turns_stats turns;
         struct sheaf_conn *conn;
         uint64_t clients = 0;
 
         sheaf_server_stats(d->server, &server);
         sheaf_fetcher_stats(d->fetcher, &fetch);
         sheaf_jobs_stats(d->jobs, &jobs);
+        sheaf_turns_stats(d->turns, &turns);
         for (conn = sheaf_server_first(d->server); conn;
                 conn = LIST_NEXT(conn, link))
                 clients++;
@@ -357,6 +360,8 @@ static void server_metrics(struct sheet *s)
         counter(s, "fetch.writes_skipped", "", fetch.writes_skipped);
         counter(s, "fetch.hash_ns", "", fetch.hash_ns);
         counter(s, "fetch.hashed_bytes", "", fetch.hashed_bytes);
+        gauge(s, "loop.longest_turn_ns", "", turns.longest_ns);
+        gauge(s, "loop.longest_turn_cpu_ns", "", turns.longest_cpu_ns);
         gauge(s, "jobs.live", "", jobs.jobs);
         gauge(s, "jobs.journal_bytes", "", jobs.journal_bytes);
         counter(s, "jobs.bound", "", jobs.bound);

@@ -4,6 +4,7 @@
  *
  *   SCALE_DATASETS, SCALE_FILES   datasets that come and go, files in each
  *   SCALE_MANY, SCALE_CLIENTS     datasets at once, client processes
+ *   SCALE_VERSION                 files of a large version
  *
  *  1 counts (descriptors, processes, maps) are compared between moments when
  *    the same datasets exist; memory has a margin, since the allocator keeps
@@ -569,4 +570,71 @@ Test(scale, many_datasets_and_clients)
         print_held("datasets removed:", &last);
         cr_assert_eq(last.readers, 0);
         flow_stop();
+}
+
+/* ---- large versions ---- */
+
+static bool is_empty(const char *dir)
+{
+        DIR *list = opendir(dir);
+        struct dirent *entry;
+        int names = 0;
+
+        while (list && (entry = readdir(list)))
+                names += entry->d_name[0] != '.' || strlen(entry->d_name) > 2;
+        if (list)
+                closedir(list);
+        return !names;
+}
+
+static double turn_ms(void)
+{
+        return flow_stat("loop.longest_turn_cpu_ns") / 1e6;
+}
+
+/* The most processor time that the loop thread took at one go, in ms, while a
+ * version of @count files was made, replaced, loaded and removed. */
+static double longest_turn(const char *name, uint32_t count)
+{
+        const char *dir = flow_path("origin/%s", name);
+        double added, updated, removed;
+
+        for (uint32_t i = 0; i < count; i++)
+                flow_file(i + 1, 8, "%s/%u/%u", name, i / 2000, i);
+        flow_start();
+        flow_ok("sheaf add %s %s", name, dir);
+        added = turn_ms();
+        flow_file(count + 1, 8, "%s/new", name);
+        flow_ok("sheaf update --quiet %s", name);
+        updated = turn_ms();
+        flow_stop();
+        flow_start();
+        flow_run("sheaf warmup --check --quiet %s", name);
+        cr_assert_gt(flow_stat_of(name, "dataset.files"), count, "loaded");
+        flow_ok("sheaf rm --force %s", name);
+        cr_assert(flow_until(60, is_empty(flow_path("cache/versions"))));
+        removed = turn_ms();
+        flow_stop();
+        printf("FIGURE: %u files: the longest turn had %.1f ms in add, %.1f in "
+               "update, %.1f in load and removal\n",
+                count, added, updated, removed);
+        return SHEAF_MAX(added, SHEAF_MAX(updated, removed));
+}
+
+/* What is done for each file of a version is done on the pool, or some files at
+ * a time: no turn of the loop grows with their number. What others do to a
+ * machine is not there each time. */
+Test(scale, large_versions_do_not_hold_the_loop)
+{
+        static const char *const names[] = { "many", "again", "once-more" };
+        uint32_t count = (uint32_t)setting("SCALE_VERSION", 200000);
+        double few, many = 1e9, most;
+
+        flow_origin_in_memory();
+        flow.run_limit_s = 300;
+        few = longest_turn("few", 100);
+        most = 2 * SHEAF_MAX(few, 2);
+        for (size_t i = 0; i < SHEAF_ARRAY_LEN(names) && many > most; i++)
+                many = longest_turn(names[i], count);
+        cr_assert_leq(many, most, "%.1f ms, %.1f of few", many, few);
 }
