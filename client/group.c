@@ -545,8 +545,8 @@ int sheaf_group_fail(struct sheaf_group *group, uint64_t batch, const char *why)
 
 /* ---- figures ---- */
 
-int sheaf_group_stats(
-        struct sheaf_group *group, struct sheaf_group_stats *ret_stats)
+int sheaf_group_stats(struct sheaf_group *group, int64_t wait_ms,
+        struct sheaf_group_stats *ret_stats)
 {
         Sheaf__GroupStats body = SHEAF__GROUP_STATS__INIT;
         Sheaf__Envelope env = SHEAF__ENVELOPE__INIT;
@@ -557,7 +557,7 @@ int sheaf_group_stats(
 
         if (rc)
                 return rc;
-        call.deadline_ns = sheaf_session_deadline_ns(group->session);
+        call.deadline_ns = until(group, wait_ms);
         env.body_case = SHEAF__ENVELOPE__BODY_GROUP_STATS;
         env.group_stats = &body;
         rc = ask(group, &call, &body.membership, &reply);

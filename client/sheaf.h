@@ -374,8 +374,9 @@ struct sheaf_group_stats {
         /* Since the group began. */
         uint64_t prepared, taken, redone, private_, late, failed;
 };
-SHEAF_API int sheaf_group_stats(
-        struct sheaf_group *group, struct sheaf_group_stats *ret_stats);
+/* @wait_ms: for the answer, at most; never longer than other calls wait. */
+SHEAF_API int sheaf_group_stats(struct sheaf_group *group, int64_t wait_ms,
+        struct sheaf_group_stats *ret_stats);
 
 /* ---- figures ---- */
 

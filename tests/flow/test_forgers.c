@@ -177,14 +177,14 @@ static uint64_t weighed(struct liar *l, uint64_t b, int fd)
         struct sheaf_group_stats before, after;
         uint64_t batch;
 
-        HOSTILE_NEED(!sheaf_group_stats(l->member, &before), 4);
+        HOSTILE_NEED(!sheaf_group_stats(l->member, 60000, &before), 4);
         HOSTILE_NEED(!sheaf_group_lease(l->worker, 5000, &batch), 4);
         HOSTILE_NEED(batch == b, 5);
         if (sheaf_group_offer(l->worker, b, fd, "s")) {
                 fprintf(stderr, "batch %d: %s\n", (int)b, sheaf_last_error());
                 _exit(6);
         }
-        HOSTILE_NEED(!sheaf_group_stats(l->member, &after), 7);
+        HOSTILE_NEED(!sheaf_group_stats(l->member, 60000, &after), 7);
         return after.staged_bytes - before.staged_bytes;
 }
 

@@ -656,7 +656,8 @@ Test(groups, another_users_group_is_another)
                 if (flow_open("~root/data", &session, &dataset) ||
                         sheaf_group_open(dataset, &options, &floor, &group) ||
                         floor != UINT64_MAX ||
-                        sheaf_group_stats(group, &stats) || stats.members != 1)
+                        sheaf_group_stats(group, 60000, &stats) ||
+                        stats.members != 1)
                         _exit(1);
                 _exit(0);
         }
@@ -666,7 +667,7 @@ Test(groups, another_users_group_is_another)
         cr_assert_eq(sheaf_group_begin(group, 3), 0);
         atomic_store(&board->go_on, 1);
         groups_ends_well(pid);
-        cr_assert_eq(sheaf_group_stats(group, &stats), 0);
+        cr_assert_eq(sheaf_group_stats(group, 60000, &stats), 0);
         cr_assert_eq(stats.members, 1);
         cr_assert_eq(stats.floor, 3);
         sheaf_group_close(group);

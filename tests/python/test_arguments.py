@@ -13,7 +13,12 @@ import pytest
 import sheaf
 import torch
 from conftest import N, Node
-from torch.utils.data import DistributedSampler, Subset, random_split
+from torch.utils.data import (
+    BatchSampler,
+    DistributedSampler,
+    Subset,
+    random_split,
+)
 
 
 @pytest.mark.parametrize(
@@ -21,12 +26,14 @@ from torch.utils.data import DistributedSampler, Subset, random_split
     [
         ({"name": 5}, TypeError),
         ({"name": "a\0b"}, ValueError),
+        ({"name": "\udcff"}, ValueError),
         ({"transform": 5}, TypeError),
         ({"decode": 5}, ValueError),
         ({"job": 5}, TypeError),
         ({"job": ""}, ValueError),
         ({"job": "x" * 129}, ValueError),
         ({"job": "a\0b"}, ValueError),
+        ({"job": "\udcff"}, ValueError),
         ({"order": None}, ValueError),
         ({"window": 100}, ValueError),  # of another order
         ({"window": 0, "order": "window"}, ValueError),
@@ -57,6 +64,69 @@ from torch.utils.data import DistributedSampler, Subset, random_split
 def test_wrong_options(options: dict[str, Any], error: type) -> None:
     with pytest.raises(error, match=list(options)[0]):
         sheaf.Dataset(**{"name": "data", **options})
+
+
+def test_wrong_options_of_samplers(data: str) -> None:
+    """Also where two of them would say different things: the sampler's part
+    would be read by each rank."""
+    ds = sheaf.Dataset(data, job="wrong-samplers")
+    with pytest.raises(TypeError, match="drop_last"):
+        sheaf.SlotSampler(ds, drop_last="no")
+    for sampler in (sheaf.SlotSampler(ds), sheaf.SlotSampler(ds, (0, 2))):
+        batches = BatchSampler(sampler, 4, False)
+        for wrong in ((1, 2), None, numpy.array([1, 2])):
+            with pytest.raises(ValueError, match="distributed"):
+                sheaf.Loader(ds, 4, sampler=sampler, distributed=wrong)
+            with pytest.raises(ValueError, match="distributed"):
+                sheaf.Loader(ds, batch_sampler=batches, distributed=wrong)
+        for right in ("auto", sampler.distributed):
+            sheaf.Loader(ds, 4, sampler=sampler, distributed=right)
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"group": 5}, TypeError),
+        ({"group": ""}, ValueError),
+        ({"group": "a\0b"}, ValueError),
+        ({"group": "\udcff"}, ValueError),
+        ({"drop_last": "no"}, TypeError),
+        ({"drop_last": 1}, TypeError),
+        ({"distributed": "no"}, ValueError),
+        ({"distributed": (2, 2)}, ValueError),
+        ({"distributed": numpy.array([2, 2])}, ValueError),
+        ({"multiprocessing_context": 5}, TypeError),
+        ({"multiprocessing_context": "thread"}, ValueError),
+        ({"batch_size": None}, TypeError),
+        ({"members": 0}, ValueError),
+        ({"patience": 0}, ValueError),
+        ({"lease": "1"}, TypeError),
+        ({"timeout": float("inf")}, ValueError),
+        ({"seed": 1.5}, TypeError),
+        ({"transform": 5}, TypeError),
+        ({"collate_fn": 5}, TypeError),
+        ({"transform_id": 5}, TypeError),
+    ],
+    ids=str,
+)
+def test_wrong_options_of_groups(
+    data: str, options: dict[str, Any], error: type
+) -> None:
+    """When the loader is made, not in the first batch or in a worker."""
+    ds = sheaf.Dataset(data)
+    name = list(options)[0].removeprefix("multiprocessing_")
+    with pytest.raises(error, match=name):
+        sheaf.CoordinatedLoader(ds, **{"group": "wrong", **options})
+
+
+def test_ranks_of_groups(data: str) -> None:
+    """A pair of any type, as for a SlotSampler."""
+    ds = sheaf.Dataset(data)
+    for ranks in ([0, 17], numpy.array([0, 17]), torch.tensor([0, 17])):
+        loader = sheaf.CoordinatedLoader(
+            ds, 59, group="ranks", distributed=ranks
+        )
+        assert len(loader) == 1
 
 
 def test_options_of_other_types(data: str, node: Node) -> None:

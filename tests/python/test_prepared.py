@@ -53,7 +53,7 @@ def mapped(batch: Any) -> _sheaf.Memory:
 
 
 def there_and_back(batch: Any) -> Any:
-    return prepared.read(mapped(batch))
+    return prepared.read(mapped(batch))[0]
 
 
 DTYPES = [
@@ -186,24 +186,26 @@ def test_damage() -> None:
 
 
 @pytest.mark.parametrize(
-    "table",
+    "table, times",
     [
-        [("int64", (50,), 1 << 40, False)],
-        [("int64", (1 << 40, 1 << 40), 0, False)],
-        [("int64", (-1,), 0, False)],
-        [("int63", (1,), 0, False)],
-        [(None, (1 << 20,), 0, False)],
-        [("int64", (8,), 8, False), ("int64",)],
-        7,
+        ([("int64", (50,), 1 << 40, False)], ()),
+        ([("int64", (1 << 40, 1 << 40), 0, False)], ()),
+        ([("int64", (-1,), 0, False)], ()),
+        ([("int63", (1,), 0, False)], ()),
+        ([(None, (1 << 20,), 0, False)], ()),
+        ([("int64", (8,), 8, False), ("int64",)], ()),
+        (7, ()),
+        ([], ("now",)),
+        ([], 7.0),
     ],
 )
-def test_tables_that_lie(table: Any) -> None:
+def test_tables_that_lie(table: Any, times: Any) -> None:
     import pickle
 
-    skeleton = pickle.dumps((table, b""))
+    skeleton = pickle.dumps((table, b"", times))
     total = 64 + len(skeleton) + 512
     head = prepared._HEAD.pack(
-        prepared.MAGIC, 1, zlib.crc32(skeleton), len(skeleton), total
+        prepared.MAGIC, prepared.FORMAT, zlib.crc32(skeleton), len(skeleton), total
     )
     data = (head.ljust(64, b"\0") + skeleton).ljust(total, b"\0")
     with pytest.raises(ValueError, match="damaged"):
@@ -212,8 +214,8 @@ def test_tables_that_lie(table: Any) -> None:
 
 def test_another_format() -> None:
     data = bytearray(mapped([1]))
-    data[8] = 2
-    with pytest.raises(ValueError, match="format 2"):
+    data[8] = 3
+    with pytest.raises(ValueError, match="format 3"):
         prepared.read(file_of(bytes(data)))
 
 

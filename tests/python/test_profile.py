@@ -84,7 +84,8 @@ def measure(loader: Any, computing: float = 0.0) -> Any:
     report = profiler.report()
     assert report.steps == STEPS
     total = report.fetch_s + report.prep_s + report.transfer_s
-    assert total + report.pace_s == pytest.approx(report.wait_s)
+    held = report.pace_s + report.ahead_s
+    assert total + held == pytest.approx(report.wait_s)
     assert report.wait_s + report.compute_s == pytest.approx(report.seconds)
     return report
 
@@ -230,3 +231,96 @@ def test_whatif_needs_samples(files):
     )
     with pytest.raises(ValueError, match="samples"):
         sheaf.whatif(loader, lambda batch: None)
+
+
+# ---- members of a group ----
+
+
+def slow_number(sample: sheaf.Sample) -> torch.Tensor:
+    time.sleep(DELAY_S / BATCH)
+    return torch.tensor(sample.id)
+
+
+def number(sample: sheaf.Sample) -> torch.Tensor:
+    return torch.tensor(sample.id)
+
+
+def of_group(
+    ds: sheaf.Dataset, name: str, **options: Any
+) -> sheaf.CoordinatedLoader:
+    options = {"prep_workers": 1, "max_ahead": 2, **options}
+    return sheaf.CoordinatedLoader(ds, BATCH, group=name, **options)
+
+
+@pytest.mark.parametrize("where", ["fetch", "prep"])
+def test_delay_of_a_group(files, where):
+    """What its worker noted comes with the batch: half a delay of computing,
+    half of waiting for what was slow."""
+    reports = []
+    for turn in range(TRIES):
+        kind = SlowFetch if where == "fetch" else sheaf.Dataset
+        transform = number if where == "fetch" else slow_number
+        name = f"delay-{where}-{turn}"
+        with of_group(kind(files, transform=transform), name) as loader:
+            report = measure(loader, DELAY_S / 2)
+        reports.append(report)
+        other = {"fetch": report.prep_s, "prep": report.fetch_s}[where]
+        part = getattr(report, where + "_s")
+        rest = max(other, report.transfer_s, report.ahead_s)
+        if part >= 0.4 * (STEPS - 3) * DELAY_S and rest < part / 4:
+            break
+    else:
+        raise AssertionError(reports)
+    assert "were in memory" not in str(report)
+
+
+def test_waits_for_other_members(files):
+    """Of a member that takes its time: no fetching, nor preparing."""
+    reports, stop = [], threading.Event()
+
+    def linger(loader: sheaf.CoordinatedLoader) -> None:
+        for _ in loader:
+            if not stop.is_set():
+                time.sleep(DELAY_S)
+
+    for turn in range(TRIES):
+        stop.clear()
+        ds, name = sheaf.Dataset(files, transform=number), f"linger-{turn}"
+        with of_group(ds, name, members=2) as fast, of_group(
+            ds, name, members=2
+        ) as other:
+            thread = threading.Thread(target=linger, args=(other,))
+            thread.start()
+            report = measure(fast)
+            stop.set()
+            fast.close()
+            thread.join(60)
+            waited = fast.stats()
+        reports.append(report)
+        rest = max(report.fetch_s, report.prep_s, report.transfer_s)
+        most = report.ahead_s >= 0.5 * (STEPS - 3) * DELAY_S
+        if most and rest < report.ahead_s / 2:
+            break
+    else:
+        raise AssertionError(reports)
+    assert "  ahead " in str(report)
+    assert waited["wait_ahead_s"] > waited["wait_prepare_s"]
+
+
+def test_what_cannot_be_profiled(files):
+    ds = sheaf.Dataset(files, decode="bytes")
+    plain = torch.utils.data.DataLoader(ds, BATCH)
+    for wrong in (plain, [1, 2], None):
+        with pytest.raises(TypeError, match="sheaf.Loader"):
+            sheaf.StallProfiler(wrong)
+    with pytest.raises(TypeError, match="sheaf.Loader"):
+        sheaf.whatif(of_group(ds, "whatif"), lambda batch: None)
+    loader = sheaf.Loader(ds, BATCH, collate_fn=plain_collate)
+    with pytest.raises(TypeError, match="sync"):
+        sheaf.StallProfiler(loader, sync=5)
+    with pytest.raises(RuntimeError, match="with StallProfiler"):
+        sheaf.StallProfiler(loader).loop(1)
+    with sheaf.StallProfiler(loader) as profiler:
+        for wrong in ({"steps": -1}, {"steps": 1, "warmup": -1}):
+            with pytest.raises(ValueError, match="steps|warmup"):
+                profiler.loop(**wrong)

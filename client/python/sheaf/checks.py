@@ -36,10 +36,15 @@ def seconds(name: str, value: Any) -> float:
 
 
 def text(name: str, value: Any, most: int) -> str:
-    """Text of 1 to ``most`` bytes, without NUL. TypeError, ValueError."""
+    """Text of 1 to ``most`` bytes of UTF-8, without NUL. TypeError,
+    ValueError."""
     if not isinstance(value, str):
         raise TypeError(f"{name}={value!r}: text")
-    if not 0 < len(value.encode(errors="surrogateescape")) <= most:
+    try:
+        length = len(value.encode())
+    except UnicodeEncodeError:
+        raise ValueError(f"{name}={value!r}: has no UTF-8") from None
+    if not 0 < length <= most:
         raise ValueError(f"{name}: 1 to {most} bytes")
     if "\0" in value:
         raise ValueError(f"{name}={value!r}: has a NUL")

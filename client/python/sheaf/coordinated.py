@@ -15,19 +15,23 @@ import os
 import secrets
 import sys
 import warnings
+from multiprocessing.context import BaseContext
 from multiprocessing.util import Finalize
 from typing import Any, Callable, Iterator
 
-from . import _sheaf, checks, fingerprint, jobs, prepared, slots, timing
+from . import _sheaf, checks, fingerprint, jobs, prepared, timing
+from .coming import Coming, check
 from .crew import Crew, Recipe, Task, describe, one_thread, revive
 from .dataset import Dataset
 from .decode import decoder_of
 from .errors import GroupMismatch, StateError
 from .place import Place
-from .sampler import rank_of
+from .sampler import ranks_of
 from .stats import Stats
 
-_SLICE_MS = 500
+_SLICE_MS = 20  # of a wait for a batch, after which is asked for what it is
+_SLICE_MS_MAX = 500
+_FIGURES_MS = 500  # that close() waits for the group's last figures
 _MS_MAX = (1 << 32) - 1
 # enum sheaf_group_state
 _TAKEN, _PREPARE, _PREPARING, _AHEAD = 0, 1, 2, 3
@@ -152,13 +156,9 @@ class CoordinatedLoader:
         self.group = checks.text("group", group, 128)
         self.batch_size = checks.whole("batch_size", batch_size, 1, 1 << 31)
         self.prep_workers = checks.whole("prep_workers", prep_workers, 0, 1024)
-        self.drop_last = bool(drop_last)
+        self.drop_last = checks.flag("drop_last", drop_last)
         self.join = join
-        self.distributed = (
-            distributed
-            if distributed is None or distributed == "auto"
-            else rank_of(distributed)
-        )
+        self.distributed = ranks_of(distributed)
         self._given = dataset
         self._transform = dataset.transform or transform
         self._collate = collate_fn
@@ -171,11 +171,7 @@ class CoordinatedLoader:
         self._patience_ms = 0 if lag == "private" else _ms(self._patience)
         self._lease_ms = _ms(checks.seconds("lease", lease))
         self._timeout = checks.seconds("timeout", timeout)
-        if isinstance(multiprocessing_context, (str, type(None))):
-            multiprocessing_context = multiprocessing.get_context(
-                multiprocessing_context
-            )
-        self._context = multiprocessing_context
+        self._context = _context(multiprocessing_context)
         self._prints = self._fingerprints(transform_id)
         self._dataset: Dataset | None = None
         self._part = _Part()
@@ -185,16 +181,14 @@ class CoordinatedLoader:
         self._recipe: Recipe
         self._place: Place | None = None
         self._turn = 0  # passes begun, and closings
-        self._next_epoch: int | None = None
-        self._loaded: tuple[int, int] | None = None
-        self._saved: dict[str, Any] = {}
-        self._finished: int | None = None
+        self._coming = Coming()
         self._leased: int | None = None
         self._taken = 0
         self._own = (0.0, 0.0, 0.0, 0.0)  # of crews that ended
         self._made = 0  # in this process
+        self._times: tuple[float, ...] = ()  # of the last batch
         self._waited = dict.fromkeys(("prepare", "ahead"), 0.0)
-        self._last: dict[str, float] = {}
+        self._last: dict[str, int] = {}  # of the group, when it was left
 
     # ---- what must be the same ----
 
@@ -244,7 +238,7 @@ class CoordinatedLoader:
                 f"{given.window_slots()}/{self._seed}"
             )
             digest = hashlib.sha256(identity.encode()).hexdigest()[:16]
-            name = self.group.encode(errors="surrogateescape")[:100]
+            name = self.group.encode()[:100]
             self._dataset = given.of_job(
                 f"{name.decode(errors='ignore')}-{digest}",
                 self._seed,
@@ -284,7 +278,8 @@ class CoordinatedLoader:
         ``set_epoch`` named, or None: the group says."""
         if self._place is not None:
             return self._place.epoch
-        return self._loaded[0] if self._loaded else self._next_epoch
+        coming = self._coming
+        return coming.loaded[0] if coming.loaded else coming.epoch
 
     # ---- joining and leaving ----
 
@@ -349,17 +344,19 @@ class CoordinatedLoader:
         """Leaves the group and ends this process's workers. A later pass
         joins again. Batches that were given stay."""
         part = self._part
-        if part.group is not None and part.pid == os.getpid():
-            try:
-                self._last = dict(self.stats())
-            except OSError:
-                pass  # no daemon
+        try:
+            if part.group is not None and part.pid == os.getpid():
+                self._last = {}
+                self._last = part.group.stats(_FIGURES_MS)
+        except OSError:
+            pass  # no daemon, or one that does not answer
+        finally:
             self._own = self._totals()
-        self._turn += 1
-        self._leased = None
-        if self._end is not None:
-            self._end()
-            self._end = None
+            self._turn += 1
+            self._leased = None
+            end, self._end = self._end, None
+            if end is not None:
+                end()
 
     def __enter__(self) -> "CoordinatedLoader":
         return self
@@ -380,15 +377,7 @@ class CoordinatedLoader:
     def set_epoch(self, epoch: int) -> None:
         """Names the epoch of the next pass. StateError: a state was loaded
         that is in the middle of another one."""
-        epoch = checks.whole("epoch", epoch, 0, slots.EPOCHS - 1)
-        if self._loaded is not None:
-            if epoch not in (self._loaded[0], self._finished):
-                raise StateError(
-                    f"set_epoch({epoch}): the loaded state goes on in epoch "
-                    f"{self._loaded[0]}"
-                )
-            return
-        self._next_epoch = epoch
+        self._coming.set_epoch(epoch)
 
     def _begin(self, new: "_Pass") -> None:
         """The pass ``new`` begins: joins, chooses the epoch, tells it."""
@@ -398,16 +387,17 @@ class CoordinatedLoader:
         rank, world = self._ranks
         if self._count(world):
             group = self._join()
-        if self._loaded is not None:
-            epoch, start = self._loaded
+        coming = self._coming
+        if coming.loaded is not None:
+            epoch, start = coming.loaded
             if start % world and group is not None:
                 raise StateError(
                     f"batch={start}: {world} processes cannot go on there, "
                     "since they would not get equally many batches"
                 )
-            self.dataset.restore(epoch, self._saved)
-        elif self._next_epoch is not None:
-            epoch, start = self._next_epoch, 0
+            self.dataset.restore(epoch, coming.saved)
+        elif coming.epoch is not None:
+            epoch, start = coming.epoch, 0
         else:
             epoch, start = self._first_epoch(group), 0
         if group is not None:
@@ -415,8 +405,7 @@ class CoordinatedLoader:
         self._turn += 1
         new.turn = self._turn
         self._leased = None
-        self._loaded = self._finished = None
-        self._next_epoch = epoch + 1
+        coming.begun(epoch)
         self._place = new.place = Place(
             epoch, self._batches(), self._count(world), rank, world, start
         )
@@ -439,24 +428,33 @@ class CoordinatedLoader:
     def _take(self, batch: int) -> Any:
         """The batch; again, as long as it was not accepted: what Ctrl-C ends
         is taken up by the next call."""
-        memory = self._wait(batch)
+        memory, apart = self._wait(batch)
         try:
-            return prepared.read(memory)
+            made, self._times = prepared.read(memory)
         except Exception as error:
             raise _Failed(error) from None
+        if apart is not None and self._times:
+            # Nobody may begin it while others are waited for.
+            more = max(0.0, self._times[0] - apart)
+            self._waited["ahead"] += more
+            self._waited["prepare"] -= more
+        return made
 
     def _accept(self) -> None:
         self._taken += 1
         if self._part.group is not None:
             self._part.group.done()
 
-    def _wait(self, batch: int) -> _sheaf.Memory:
+    def _wait(self, batch: int) -> tuple[_sheaf.Memory, float | None]:
+        """The batch; and since when it may have been waited for, if that was
+        for other members until then."""
         crew = self._part.crew
         spent = dict.fromkeys(range(8), 0.0)
         told: set[int] = set()
-        state = _PREPARING
+        state, slice_ms = _PREPARING, _SLICE_MS
+        apart = False
         while True:
-            asked = timing.now()
+            asked, before = timing.now(), apart
             group = self._part.group
             assert group is not None and crew is not None
             try:
@@ -464,9 +462,9 @@ class CoordinatedLoader:
                 if self._leased == batch:
                     state, fd, why = _PREPARE, -1, None
                 else:
-                    state, fd, why = group.take(batch, _SLICE_MS, not len(crew))
+                    state, fd, why = group.take(batch, slice_ms, not len(crew))
                 if state == _TAKEN:
-                    return _sheaf.Memory(fd)
+                    return _sheaf.Memory(fd), asked if before else None
                 if state == _FAILED and (why or "").startswith(_UNFIT):
                     raise GroupMismatch(f"group {self.group}: {why}")
                 if state == _FAILED:
@@ -479,6 +477,7 @@ class CoordinatedLoader:
                 apart = state in (_AHEAD, _GATHERING)
                 self._waited["ahead" if apart else "prepare"] += passed
             self._judge(batch, state, spent, told)
+            slice_ms = min(2 * slice_ms, _SLICE_MS_MAX)
 
     def _judge(
         self, batch: int, state: int, spent: dict[int, float], told: set[int]
@@ -549,12 +548,12 @@ class CoordinatedLoader:
     def state_dict(self) -> dict[str, Any]:
         """Where training stands by the batches that were taken, the same on
         every rank: plain numbers and text."""
-        place = self._place
-        if self._loaded is not None:
-            (epoch, batch), saved = self._loaded, self._saved
-            finished = self._finished
+        place, coming = self._place, self._coming
+        if coming.loaded is not None:
+            (epoch, batch), saved = coming.loaded, coming.saved
+            finished = coming.finished
         elif place is None:
-            epoch, batch, saved = self._next_epoch or 0, 0, {}
+            epoch, batch, saved = coming.epoch or 0, 0, {}
             finished = None
         elif place.is_done():
             epoch, batch, saved = place.epoch + 1, 0, {}
@@ -575,35 +574,9 @@ class CoordinatedLoader:
         """Makes the next pass go on after the batches that were taken when
         the state was saved. World size and workers may differ. StateError
         names a field that does not fit."""
-        if not isinstance(state, dict):
-            raise StateError(f"a state is a dict, not a {type(state).__name__}")
-        for field, ours in self._identity().items():
-            if state.get(field) != ours:
-                raise StateError(
-                    f"the state has {field}={state.get(field)!r}, this loader "
-                    f"{ours!r}"
-                )
+        check(state, self._identity())
         last = max(0, self._batches() - 1)
-        try:
-            loaded = (
-                checks.whole("epoch", state["epoch"], 0, slots.EPOCHS - 1),
-                checks.whole("batch", state["batch"], 0, last),
-            )
-            self._finished = state["finished"]
-        except (KeyError, TypeError, ValueError) as error:
-            raise StateError(f"the state is damaged: {error}") from error
-        run = state.get("run")
-        slots_done = loaded[1] * self.batch_size
-        if loaded[1] and (
-            not isinstance(run, (list, tuple))
-            or list(run[:2]) != [loaded[0], slots_done]
-        ):
-            raise StateError(
-                f"the state is damaged: run={run!r} is not of epoch "
-                f"{loaded[0]}, batch {loaded[1]}"
-            )
-        self._loaded = loaded
-        self._saved = {name: state.get(name) for name in ("run", "bitmap")}
+        self._coming.load(state, "batch", last, self.batch_size)
         self._place = None
 
     # ---- figures ----
@@ -627,12 +600,10 @@ class CoordinatedLoader:
         ``late`` (prepared when another one was first), ``failed``;
         ``members``, ``workers``, ``staged`` batches and ``staged_bytes`` now.
         """
-        group = self._part.group
-        if group is None or self._part.pid != os.getpid():
-            stats = Stats(self._last)
-        else:
-            stats = Stats({k: float(v) for k, v in group.stats().items()})
-            stats.pop("floor")
+        group, last = self._part.group, self._last
+        if group is not None and self._part.pid == os.getpid():
+            last = group.stats(_MS_MAX)
+        stats = Stats({k: float(v) for k, v in last.items() if k != "floor"})
         prepared_, _, fetch_s, prep_s = self._totals()
         waited = self._waited
         stats.update(
@@ -694,6 +665,18 @@ class _Failed(Exception):
 
 
 # ---- arguments ----
+
+
+def _context(given: Any) -> Any:
+    """How processes start, as DataLoader takes it. TypeError, ValueError."""
+    if given is None or isinstance(given, str):
+        return multiprocessing.get_context(given)
+    if not isinstance(given, BaseContext):
+        raise TypeError(
+            f"multiprocessing_context={given!r}: a way to start processes, or "
+            "a context of multiprocessing"
+        )
+    return given
 
 
 def _ms(seconds: float) -> int:

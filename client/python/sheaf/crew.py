@@ -26,7 +26,7 @@ from typing import Any, Callable, Iterator
 
 import torch
 
-from . import _sheaf, prepared, slots
+from . import _sheaf, prepared, slots, timing
 from .augment import key_of, seeded
 from .batches import collate as default_collate
 from .dataset import Dataset
@@ -36,6 +36,7 @@ WHY_MAX = 16000  # bytes of a failure's text
 DEATHS_MAX = 3  # in a row
 _MARK = "\nsheaf-error: "
 _WAIT_MS = 1000
+_BATCH_S = 0.5  # that a worker which is to end has for its batch
 _END_S = 5.0
 _NAP_S = 0.1
 _MISMATCH = 3  # how a worker ends whose batches are of another schema
@@ -56,8 +57,9 @@ class Recipe:
     batches: int
 
     def make(self, batch: int) -> tuple[int, str]:
-        """(descriptor of the file, schema) of a batch; the same bytes whoever
-        makes it. Raises what decoding, transform and collate do."""
+        """(descriptor of the file, schema) of a batch; the same, but for the
+        times in it, whoever makes it. Raises what decoding, transform and
+        collate do."""
         epoch, place = divmod(batch, self.batches)
         dataset = self.dataset
         first = place * self.batch_size
@@ -66,6 +68,8 @@ class Recipe:
         dataset.restore(epoch, {})
         base = slots.base(epoch, dataset.check())
         items = dataset.__getitems__(range(base + first, base + end))
+        times = timing.last()
+        assert times is not None
         # Not the numbers that transforms have had.
         with seeded(key_of(dataset.seed, epoch, ~first)):
             try:
@@ -76,7 +80,7 @@ class Recipe:
                     "StopIteration"
                 ) from error
         schema = prepared.schema(made, self.collate is None)
-        return prepared.write(made), schema
+        return prepared.write(made, (*times, timing.now())), schema
 
 
 @contextmanager
@@ -146,14 +150,15 @@ class Task:
 
 
 class _Stop:
-    """Told to end (SIGTERM): at once while it waits, else after the batch."""
+    """Told to end (SIGTERM): at once while it waits, else after the batch;
+    at once when it is told again. A batch that it leaves goes to others."""
 
     def __init__(self) -> None:
         self.asked = self.waiting = False
 
     def __call__(self, number: int, frame: Any) -> None:
-        self.asked = True
-        if self.waiting:
+        again, self.asked = self.asked, True
+        if self.waiting or again:
             raise SystemExit(0)
 
 
@@ -342,12 +347,16 @@ class Crew:
             )
 
     def stop(self) -> None:
-        """Ends them: each after the batch it prepares, within seconds."""
+        """Ends them: each after the batch it prepares, or in the midst of it
+        if that takes long; within seconds."""
+        begun = time.monotonic()
+        for end in (_BATCH_S, _END_S):
+            left = [p for p in self._processes if p.exitcode is None]
+            for process in left:
+                process.terminate()
+            for process in left:
+                process.join(max(0.0, begun + end - time.monotonic()))
         for process in self._processes:
-            process.terminate()
-        end = time.monotonic() + _END_S
-        for process in self._processes:
-            process.join(max(0.0, end - time.monotonic()))
             if process.exitcode is None:
                 process.kill()
                 process.join()

@@ -338,11 +338,11 @@ class Dataset:
     def label(self, sample: SupportsIndex) -> int:
         """Label of the file with this id, without reading it; -1: in the
         root."""
-        return label_of(self._open(), sample.__index__())
+        return label_of(self._open(), operator.index(sample))
 
     def key(self, sample: SupportsIndex) -> str:
         """Path of the file with this id, below the dataset's root."""
-        return self._open().path(sample.__index__())
+        return self._open().path(operator.index(sample))
 
     def id_of(self, key: str) -> int:
         """Id of the file at ``key``. FileNotFoundError."""

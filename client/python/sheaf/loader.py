@@ -14,7 +14,7 @@ from . import timing
 from .batches import collate
 from .dataset import Dataset
 from .errors import StateError
-from .sampler import SlotSampler, Span
+from .sampler import SlotSampler, Span, ranks_of
 from .stats import COUNTERS, Stats
 from .workers import Board
 
@@ -27,6 +27,15 @@ def _is_of_slots(batch_sampler: Any) -> bool:
     return type(batch_sampler) is BatchSampler and isinstance(
         batch_sampler.sampler, SlotSampler
     )
+
+
+def _agree(sampler: SlotSampler, distributed: Any) -> None:
+    """Who gives a sampler has the part of the slots that it gives out."""
+    if distributed not in ("auto", sampler.distributed):
+        raise ValueError(
+            f"distributed={distributed!r}: the sampler that was given has "
+            f"{sampler.distributed!r}, which counts"
+        )
 
 
 class Loader(DataLoader[Any]):
@@ -66,6 +75,8 @@ class Loader(DataLoader[Any]):
             batch_size, batch_sampler = batch_sampler.batch_size, None
         if sampler is None and batch_sampler is None:
             sampler = SlotSampler(dataset, distributed, drop_last)
+        elif isinstance(sampler, SlotSampler):
+            _agree(sampler, ranks_of(distributed))
         if collate_fn is None and batch_size is not None:
             collate_fn = collate
         self.distributed = distributed

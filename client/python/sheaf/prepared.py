@@ -2,11 +2,13 @@
 """Batches in memory files, as CoordinatedLoader passes them around.
 
     0    head: magic, format, CRC-32 and length of the skeleton, length of all
-    64   skeleton: a pickle of (table, pickle of the batch without its arrays)
+    64   skeleton: a pickle of (table, pickle of the batch without its arrays,
+         times)
     ...  arrays, each at a multiple of 64
 
 Tensors and NumPy arrays stand in the file as they stand in memory; the table
-has their dtypes, shapes and offsets. The file is written once and sealed. It
+has their dtypes, shapes and offsets; times are what whoever prepared it noted
+(timing.py). The file is written once and sealed. It
 is read in place through a private mapping: tensors may be written to, which
 nobody else sees, and the mapping lives as long as any of them.
 
@@ -34,7 +36,7 @@ from . import _sheaf
 from .batches import Batch
 
 MAGIC = b"SHEAFPB1"
-FORMAT = 1
+FORMAT = 2
 ALIGN = 64
 _HEAD = struct.Struct("<8sIIQQ")
 _SEALS = (
@@ -137,13 +139,13 @@ class _Pickler(pickle.Pickler):
         return False
 
 
-def write(batch: Any) -> int:
+def write(batch: Any, times: tuple[float, ...] = ()) -> int:
     """A sealed memory file with the batch; its descriptor is the caller's.
     TypeError: a tensor that is not in memory of the CPU, or requires grad;
     what pickle raises; OSError."""
     arrays, out = _Arrays(), io.BytesIO()
     _Pickler(out, arrays).dump(batch)
-    skeleton = pickle.dumps((arrays.table, out.getvalue()), 5)
+    skeleton = pickle.dumps((arrays.table, out.getvalue(), times), 5)
     first = _first(len(skeleton))
     head = _HEAD.pack(
         MAGIC,
@@ -215,8 +217,8 @@ def _damaged(what: str) -> ValueError:
     return ValueError(f"a prepared batch is damaged: {what}")
 
 
-def read(memory: _sheaf.Memory) -> Any:
-    """The batch of a file that is mapped. ValueError: it is damaged;
+def read(memory: _sheaf.Memory) -> tuple[Any, tuple[float, ...]]:
+    """(batch, times) of a file that is mapped. ValueError: it is damaged;
     otherwise what unpickling raises: a class that is not here, or an OSError
     of a Sample whose bytes cannot be had."""
     view = memoryview(memory)
@@ -235,7 +237,7 @@ def read(memory: _sheaf.Memory) -> Any:
     skeleton = view[ALIGN : ALIGN + length]
     if zlib.crc32(skeleton) != crc:
         raise _damaged("its skeleton differs from the CRC")
-    table, pickled = _skeleton(skeleton)
+    table, pickled, times = _skeleton(skeleton)
     first, room = _first(length), total - _first(length)
     tensors, buffers = {}, []
     for number, (name, shape, offset, grad) in enumerate(table):
@@ -246,12 +248,16 @@ def read(memory: _sheaf.Memory) -> Any:
         else:
             tensor = _tensor(memory, name, shape, offset, first, room)
             tensors[number] = tensor.requires_grad_(grad) if grad else tensor
-    return _Unpickler(pickled, tensors, buffers).load()
+    return _Unpickler(pickled, tensors, buffers).load(), times
 
 
-def _skeleton(data: memoryview) -> tuple[list[Any], bytes]:
+def _skeleton(
+    data: memoryview,
+) -> tuple[list[Any], bytes, tuple[float, ...]]:
     try:
-        table, pickled = pickle.loads(data)
+        table, pickled, times = pickle.loads(data)
+        if not all(type(t) is float for t in times):
+            raise ValueError
         for name, shape, offset, grad in table:
             sound = (
                 (name is None and len(shape) == 1 or name in _DTYPES)
@@ -262,7 +268,7 @@ def _skeleton(data: memoryview) -> tuple[list[Any], bytes]:
                 raise ValueError
     except Exception as error:
         raise _damaged("its skeleton is none") from error
-    return table, pickled
+    return table, pickled, times
 
 
 def _check(offset: int, size: int, room: int) -> None:

@@ -12,7 +12,7 @@ A step is waiting for a batch and then computing on it. The wait is split by
 what the batch was going through meanwhile, as its reader noted it: *fetch*
 (bytes were brought), *prep* (decoded, transformed, collated) or *transfer*
 (on the way from a worker); *pace* is what a Dataset with ``pace`` was held
-back. While the batch was not even begun its worker was busy with others; that
+back, *ahead* what a member of a group waited for others. While the batch was not even begun its worker was busy with others; that
 part counts as pace, fetch and prep in the batch's own proportion.
 """
 
@@ -26,9 +26,12 @@ from typing import Any
 
 from torch.utils.data._utils.pin_memory import pin_memory
 
-from . import timing
+from . import checks, timing
+from .coordinated import CoordinatedLoader
 from .dataset import Dataset
 from .loader import Loader
+
+_STEPS_MAX = 1 << 40
 
 __all__ = ["StallProfiler", "StallReport", "WhatIf", "whatif"]
 
@@ -40,8 +43,8 @@ class _Timed:
     batch: Any
     times: timing.Times
     collated: float
-    hits: float
-    misses: float
+    hits: float = 0.0
+    misses: float = 0.0
 
     def pin_memory(self) -> "_Timed":
         """As torch's pinning thread asks for it."""
@@ -71,8 +74,9 @@ class _Collate:
 class StallReport:
     """Figures of the steps that were measured; times in seconds.
 
-    ``wait_s`` is ``fetch_s + prep_s + transfer_s + pace_s``; ``hits`` and
-    ``misses`` are pieces of files that were, or were not, in memory.
+    ``wait_s`` is ``fetch_s + prep_s + transfer_s + pace_s + ahead_s``;
+    ``hits`` and ``misses`` are pieces of files that were, or were not, in
+    memory (not known of a CoordinatedLoader).
     """
 
     steps: int = 0
@@ -81,6 +85,7 @@ class StallReport:
     prep_s: float = 0.0
     transfer_s: float = 0.0
     pace_s: float = 0.0
+    ahead_s: float = 0.0
     hits: float = 0.0
     misses: float = 0.0
     batch_size: int = 1
@@ -88,7 +93,8 @@ class StallReport:
     @property
     def wait_s(self) -> float:
         """Seconds in which the loop had nothing to compute on."""
-        return self.fetch_s + self.prep_s + self.transfer_s + self.pace_s
+        own = self.fetch_s + self.prep_s + self.transfer_s
+        return own + self.pace_s + self.ahead_s
 
     @property
     def seconds(self) -> float:
@@ -108,9 +114,10 @@ class StallReport:
             f"{self.steps * self.batch_size / total:.0f} samples/s, "
             f"{100 * self.stall:.1f} % of it waiting for data"
         ]
-        parts = ("compute", "fetch", "prep", "transfer", "pace")
-        for name in parts if self.pace_s else parts[:-1]:
+        for name in ("compute", "fetch", "prep", "transfer", "pace", "ahead"):
             part = getattr(self, name + "_s")
+            if not part and name in ("pace", "ahead"):
+                continue
             lines.append(f"  {name:9} {part:9.3f} s {100 * part / total:5.1f} %")
         if asked:
             lines.append(f"  {100 * self.hits / asked:.1f} % were in memory")
@@ -118,58 +125,90 @@ class StallReport:
 
 
 class StallProfiler:
-    """Measures steps of a loop over a ``Loader``.
+    """Measures steps of a loop over a ``Loader`` or a ``CoordinatedLoader``.
 
     ``sync``: what waits until the device is idle (``torch.cuda.synchronize``);
     without it, time of a device is counted where its results are waited for.
-    The loader must not be in use, and its workers not running yet: persistent
+    A Loader must not be in use, and its workers not running yet: persistent
     ones begin with the loop. Leaving the ``with`` block ends the pass.
     """
 
     def __init__(
-        self, loader: Loader, sync: Callable[[], Any] | None = None
+        self,
+        loader: Loader | CoordinatedLoader,
+        sync: Callable[[], Any] | None = None,
     ) -> None:
-        if getattr(loader, "_iterator", None) is not None:
-            raise ValueError(
-                "the loader's persistent workers are running already and "
-                "note no times: profile before the first epoch"
-            )
-        if loader.collate_fn is None or not isinstance(loader.dataset, Dataset):
-            raise ValueError("StallProfiler: a Loader of batches of a Dataset")
+        checks.function("sync", sync)
+        if not isinstance(loader, CoordinatedLoader):
+            _check(loader)
         self._loader = loader
         self._sync = sync or (lambda: None)
         self._report = StallReport(batch_size=loader.batch_size or 1)
-        self._collate = loader.collate_fn
+        self._within = False
+        self._collate: Any = None  # a Loader's own
         self._batches: Iterator[Any] | None = None
 
     def __enter__(self) -> "StallProfiler":
-        dataset = self._loader.dataset
-        assert isinstance(dataset, Dataset)
-        self._loader.collate_fn = _Collate(dataset, self._collate)
+        loader = self._loader
+        if isinstance(loader, Loader):
+            assert isinstance(loader.dataset, Dataset)
+            self._collate = loader.collate_fn
+            loader.collate_fn = _Collate(loader.dataset, self._collate)
+        self._within = True
         return self
 
     def __exit__(self, *error: Any) -> None:
         self._batches = None
-        # Persistent workers would go on noting times.
-        self._loader._iterator = None
-        self._loader.collate_fn = self._collate
+        self._within = False
+        loader = self._loader
+        if isinstance(loader, Loader):
+            # Persistent workers would go on noting times.
+            loader._iterator = None
+            loader.collate_fn = self._collate
 
     def loop(self, steps: int, warmup: int = 10) -> Iterator[Any]:
         """Batches of one pass: ``warmup`` that are not counted, then up to
         ``steps`` that are, fewer where the epoch ends before."""
+        steps = checks.whole("steps", steps, 0, _STEPS_MAX)
+        warmup = checks.whole("warmup", warmup, 0, _STEPS_MAX)
+        if not self._within:
+            raise RuntimeError(
+                "StallProfiler: loop() is for a block, with StallProfiler(...) "
+                "as p:"
+            )
+        return self._loop(warmup + steps, warmup)
+
+    def _loop(self, count: int, warmup: int) -> Iterator[Any]:
         self._batches = iter(self._loader)
-        for number in range(warmup + steps):
+        for number in range(count):
             self._sync()
-            asked = timing.now()
-            timed = next(self._batches, None)
-            if timed is None:
+            held, asked = self._held(), timing.now()
+            try:
+                timed = self._timed(next(self._batches))
+            except StopIteration:
                 break
             got = timing.now()
+            ahead = min(got - asked, self._held() - held)
             yield timed.batch
             self._sync()
             if number >= warmup:
-                self._count(timed, asked, got, timing.now())
+                self._report.ahead_s += ahead
+                self._count(timed, asked + ahead, got, timing.now())
         self._batches = None
+
+    def _held(self) -> float:
+        """Seconds that other members of a group have held this one back."""
+        loader = self._loader
+        if isinstance(loader, CoordinatedLoader):
+            return loader._waited["ahead"]
+        return 0.0
+
+    def _timed(self, batch: Any) -> _Timed:
+        if isinstance(self._loader, CoordinatedLoader):
+            *times, collated = self._loader._times
+            return _Timed(batch, timing.Times(*times), collated)
+        assert isinstance(batch, _Timed)
+        return batch
 
     def _count(
         self, timed: _Timed, asked: float, got: float, done: float
@@ -180,7 +219,7 @@ class StallProfiler:
         prep = _overlap(asked, got, t.fetched, timed.collated)
         transfer = _overlap(asked, got, timed.collated, got)
         before = max(0.0, min(got, t.begun) - asked)
-        if self._loader.num_workers and timed.collated > t.begun:
+        if self._has_workers() and timed.collated > t.begun:
             part = before / (timed.collated - t.begun)
             pace += part * (t.paced - t.begun)
             fetch += part * (t.fetched - t.paced)
@@ -196,9 +235,30 @@ class StallProfiler:
         r.hits += timed.hits
         r.misses += timed.misses
 
+    def _has_workers(self) -> bool:
+        """Others' too: they prepare what this member takes."""
+        loader = self._loader
+        return not isinstance(loader, Loader) or loader.num_workers > 0
+
     def report(self) -> StallReport:
         """Of the steps until now."""
         return self._report
+
+
+def _check(loader: Any) -> None:
+    """It can be measured. TypeError, ValueError."""
+    if not isinstance(loader, Loader):
+        raise TypeError(
+            f"a {type(loader).__name__} is neither a sheaf.Loader nor a "
+            "sheaf.CoordinatedLoader"
+        )
+    if getattr(loader, "_iterator", None) is not None:
+        raise ValueError(
+            "the loader's persistent workers are running already and "
+            "note no times: profile before the first epoch"
+        )
+    if loader.collate_fn is None or not isinstance(loader.dataset, Dataset):
+        raise ValueError("StallProfiler: a Loader of batches of a Dataset")
 
 
 def _overlap(a: float, b: float, c: float, d: float) -> float:
@@ -275,6 +335,8 @@ def whatif(
     one. ``train_step`` does train: give it a copy of the model. ValueError:
     fewer samples than ``warmup + 1`` batches.
     """
+    if not isinstance(loader, Loader):
+        raise TypeError(f"whatif: a sheaf.Loader, not {loader!r}")
     dataset, size = loader.dataset, loader.batch_size or 1
     assert isinstance(dataset, Dataset)
     count = min(steps + warmup, len(dataset) // size)

@@ -6,16 +6,18 @@ from __future__ import annotations
 import operator
 import sys
 import warnings
-from typing import Any, Iterator, Mapping
+from typing import Any, Iterator
 
 from torch.utils.data import DistributedSampler, Sampler
 
 from . import checks, jobs, slots
+from .coming import Coming, check
 from .dataset import Dataset
 from .errors import StateError
 
 _FRAMES = 14
 _SHARDERS = {"BatchSamplerShard", "DataLoaderDispatcher"}
+_CHECKPOINTING = "accelerate.checkpointing"
 
 
 def _sharded_outside() -> bool:
@@ -32,8 +34,11 @@ def _sharded_outside() -> bool:
     return False
 
 
-def rank_of(given: Any) -> tuple[int, int]:
-    """(rank, world) as they were given. ValueError."""
+def ranks_of(given: Any) -> str | tuple[int, int] | None:
+    """``distributed`` as it was given: "auto", (rank, world) or None.
+    ValueError."""
+    if given is None or (isinstance(given, str) and given == "auto"):
+        return given
     try:
         rank, world = map(operator.index, given)
     except (TypeError, ValueError):
@@ -104,18 +109,12 @@ class SlotSampler(DistributedSampler[int]):
                 "parts that have slots; others are for a DataLoader without "
                 "SlotSampler"
             )
-        auto = isinstance(distributed, str) and distributed == "auto"
-        if distributed is not None and not auto:
-            distributed = rank_of(distributed)
         self.dataset: Any = dataset
-        self.distributed = distributed
-        self.drop_last = drop_last
+        self.distributed = ranks_of(distributed)
+        self.drop_last = checks.flag("drop_last", drop_last)
         self.shuffle = False
         self.seed = dataset.seed
-        self._next_epoch: int | None = None
-        self._loaded: tuple[int, int] | None = None
-        self._saved: dict[str, Any] = {}  # the daemon's part of it
-        self._finished: int | None = None  # epoch that a state had finished
+        self._coming = Coming()
         self._span: Span | None = None
         self._span_epoch = 0
         self._left: Iterator[int] = iter(())
@@ -158,29 +157,22 @@ class SlotSampler(DistributedSampler[int]):
     @property
     def epoch(self) -> int:  # type: ignore[override]
         """Of the next pass."""
-        if self._loaded is not None:
-            return self._loaded[0]
-        if self._next_epoch is not None:
-            return self._next_epoch
+        next = self._coming
+        if next.loaded is not None:
+            return next.loaded[0]
+        if next.epoch is not None:
+            return next.epoch
         return int(self.dataset.next_epoch)
 
     @property
     def start(self) -> int:
         """Slots, of all ranks, that the next pass leaves out."""
-        return self._loaded[1] if self._loaded is not None else 0
+        return self._coming.loaded[1] if self._coming.loaded else 0
 
     def set_epoch(self, epoch: int) -> None:
         """Names the epoch of the next pass. StateError: a state was loaded
         that is in the middle of another one."""
-        epoch = checks.whole("epoch", epoch, 0, slots.EPOCHS - 1)
-        if self._loaded is not None:
-            if epoch not in (self._loaded[0], self._finished):
-                raise StateError(
-                    f"set_epoch({epoch}): the loaded state goes on in epoch "
-                    f"{self._loaded[0]}"
-                )
-            return
-        self._next_epoch = epoch
+        self._coming.set_epoch(epoch)
 
     def __iter__(self) -> Iterator[int]:
         span, epoch = self._begin()
@@ -206,11 +198,9 @@ class SlotSampler(DistributedSampler[int]):
                     stacklevel=3,
                 )
         self.dataset.job_name(everyone)
-        epoch, start = self.epoch, 0
-        if self._loaded is not None:
-            epoch, start = self._loaded
-        if self._loaded is not None:
-            self.dataset.restore(epoch, self._saved)
+        epoch, start = self.epoch, self.start
+        if self._coming.loaded is not None:
+            self.dataset.restore(epoch, self._coming.saved)
         elif epoch > 0 and self.dataset.next_epoch == 0:
             warnings.warn(
                 f"this run begins with the whole of epoch {epoch} and without "
@@ -219,8 +209,7 @@ class SlotSampler(DistributedSampler[int]):
                 RuntimeWarning,
                 stacklevel=3,
             )
-        self._loaded = self._finished = None
-        self._next_epoch = epoch + 1
+        self._coming.begun(epoch)
         self.dataset.next_epoch = max(epoch + 1, self.dataset.next_epoch)
         self._span_epoch = epoch
         self._span = Span(
@@ -243,8 +232,8 @@ class SlotSampler(DistributedSampler[int]):
         daemon lost, or never had, the job's journal."""
         n = len(self.dataset)
         done = position >= n
-        if self._loaded is not None:
-            saved = self._saved
+        if self._coming.loaded is not None:
+            saved = self._coming.saved
         else:
             saved = self.dataset.save(epoch, 0 if done else position)
         if not bitmap:
@@ -272,9 +261,16 @@ class SlotSampler(DistributedSampler[int]):
     def state_dict(self) -> dict[str, Any]:
         """Where the pass stands by what this sampler has given out, which is
         ahead of what was trained on when workers prefetch. Small: it relies
-        on the daemon's journal of the job."""
-        if self._loaded is not None or self._span is None:
-            return self.state_at(*(self._loaded or (self.epoch, 0)), False)
+        on the daemon's journal of the job. RuntimeError: Accelerate asks, whose
+        loaders take batches before they give them to training."""
+        if sys._getframe(1).f_globals.get("__name__") == _CHECKPOINTING:
+            raise RuntimeError(
+                "a SlotSampler that is registered for checkpointing is ahead "
+                "of training, which would lose batches: prepare() and "
+                "register_for_checkpointing() a sheaf.Loader instead"
+            )
+        if self._coming.loaded is not None or self._span is None:
+            return self.state_at(self.epoch, self.start, False)
         span = self._span
         taken = len(span.range) - operator.length_hint(self._left)
         return self.state_at(self._span_epoch, span.position(taken), False)
@@ -283,36 +279,13 @@ class SlotSampler(DistributedSampler[int]):
         """Makes the next pass go on where the state was taken. World size,
         workers and batch size may differ. StateError names a field that does
         not fit."""
-        if not isinstance(state, Mapping):
-            raise StateError(f"a state is a dict, not a {type(state).__name__}")
-        ours = self._identity()
-        for field in ours:
-            if state.get(field) != ours[field]:
-                raise StateError(
-                    f"the state has {field}={state.get(field)!r}, this "
-                    f"dataset {ours[field]!r}"
-                )
-        end = max(0, ours["samples"] - 1)
+        check(state, self._identity())
         try:
             job = checks.text("job", state["job"], 128)
-            loaded = (
-                checks.whole("epoch", state["epoch"], 0, slots.EPOCHS - 1),
-                checks.whole("position", state["position"], 0, end),
-            )
-            finished = state["finished"]
         except (KeyError, TypeError, ValueError) as error:
             raise StateError(f"the state is damaged: {error}") from error
-        saved = {name: state.get(name) for name in ("run", "bitmap")}
-        run = saved["run"]
-        if loaded[1] and not (
-            list(run[:2]) == [*loaded]
-            if isinstance(run, (list, tuple)) and run
-            else ours["order"] == "strict"
-        ):
-            raise StateError(
-                f"the state is damaged: run={run!r} is not of epoch "
-                f"{loaded[0]}, position {loaded[1]}"
-            )
+        strict = self.dataset.order == "strict"
+        last = max(0, len(self.dataset) - 1)
+        self._coming.load(state, "position", last, 1, alone=strict)
         self.dataset.join(job)
-        self._loaded, self._finished, self._saved = loaded, finished, saved
         self._span = None

@@ -311,18 +311,18 @@ static PyObject *fail(PyObject *object, PyObject *args)
         return PyBool_FromLong(rc == 0);
 }
 
-static PyObject *stats(PyObject *object, PyObject *unused)
+static PyObject *stats(PyObject *object, PyObject *number)
 {
+        long long wait_ms = PyLong_AsLongLong(number);
         struct sheaf_group *group = joined(object);
         struct sheaf_group_stats s;
         struct ext_wait wait;
         int rc;
 
-        (void)unused;
-        if (!group)
+        if (!group || PyErr_Occurred())
                 return NULL;
         ext_wait_begin(&wait);
-        rc = sheaf_group_stats(group, &s);
+        rc = sheaf_group_stats(group, wait_ms, &s);
         if (ext_wait_end(&wait))
                 return NULL;
         if (rc)
@@ -348,7 +348,7 @@ static PyMethodDef methods[] = {
         { "lease", lease, METH_O, "Worker: the next batch, or None." },
         { "offer", offer, METH_VARARGS, "A leased batch is prepared." },
         { "fail", fail, METH_VARARGS, "A leased batch cannot be prepared." },
-        { "stats", stats, METH_NOARGS, "Figures of the group." },
+        { "stats", stats, METH_O, "Figures of the group." },
         { "leave", leave, METH_NOARGS, "Leaves." },
         { NULL, NULL, 0, NULL },
 };
