@@ -150,7 +150,7 @@ def test_ctrl_c_leaves_the_block(
 ) -> None:
     """Soon, whatever is waited for, though calls may wait a minute; and
     nothing stays behind. Seen on a busy machine: 1.5 s with a daemon that
-    stands still, 2.6 s with workers, too; 0.5 and 1.0 s without a daemon;
+    stands still, 2.6 to 3.2 s with workers, too; 0.6 and 1.3 s without a daemon;
     0.6 s with workers in the midst of a batch."""
     ds = sheaf.Dataset(
         "data", transform=slow if what == "transform" else plain, timeout=60

@@ -135,6 +135,26 @@ def stateful() -> Any:
     return {"begun": begun, "rest": flat(again)}
 
 
+def registered() -> Any:
+    """The sampler instead of a Loader, in the middle of an epoch: what
+    save_state() raises, or what is trained by both runs."""
+    job = "accelerate-registered"
+    runner = accelerator()
+    plain = sharded("auto", job)
+    loader = runner.prepare(plain)
+    begun: list[int] = []
+    for i, batch in enumerate(loader, 1):
+        begun += batch.tolist()
+        if i == 20:
+            break
+    runner.register_for_checkpointing(plain.sampler)
+    try:
+        runner.save_state(str(Path.cwd() / job))
+    except RuntimeError as error:
+        return {"refused": str(error), "begun": begun}
+    return {"refused": "", "begun": begun}
+
+
 def lost_begin() -> Any:
     """What lost_rest() goes on with, in another process."""
     begin("accelerate-lost-skip", None)
@@ -180,6 +200,7 @@ if __name__ == "__main__":
                 lambda same=same, d=distributed: skipped(same, d)
             )
     scenarios["stateful"] = stateful
+    scenarios["registered"] = registered
     scenarios["lost_begin"] = lost_begin
     scenarios["lost_rest"] = lost_rest
     ranks.main(scenarios)

@@ -66,6 +66,18 @@ class Plain(transformers.Trainer):
         return self.slots
 
 
+class WithLoader(transformers.Trainer):
+    """A Loader in place of Trainer's own: Trainer leaves out batches by
+    itself, and keeps no state of a loader."""
+
+    def get_train_dataloader(self) -> Any:
+        return self.accelerator.prepare(
+            sheaf.Loader(
+                self.train_dataset, BATCH, collate_fn=self.data_collator
+            )
+        )
+
+
 def numbered(sample: Any) -> dict[str, int]:
     return {"numbers": number_of(sample)}
 
@@ -87,7 +99,9 @@ def trainer(
         logging_strategy="no",
         remove_unused_columns=False,
     )
-    types = {"mixin": Mixed, "callback": Plain, "bare": Plain}
+    types = {
+        "mixin": Mixed, "callback": Plain, "bare": Plain, "loader": WithLoader,
+    }  # fmt: skip
     runner = types[kind](
         model=model,
         args=arguments,
@@ -144,8 +158,10 @@ if __name__ == "__main__":
             "begin-mixin": lambda: begin("mixin"),
             "begin-callback": lambda: begin("callback"),
             "begin-bare": lambda: begin("bare"),
+            "begin-loader": lambda: begin("loader"),
             "rest-mixin": lambda: rest("mixin"),
             "rest-callback": lambda: rest("callback"),
             "rest-bare": lambda: rest("bare"),
+            "rest-loader": lambda: rest("loader"),
         }
     )

@@ -26,7 +26,7 @@ PADDING = {
 MODES = [f"{mode}-{d}" for mode in PADDING for d in (None, "auto")]
 LOADERS = ["loader-0", "loader-2"]
 SKIPS = [f"skip-{same}-{d}" for same in (False, True) for d in (None, "auto")]
-OTHERS = ["stateful", "lost_begin"]
+OTHERS = ["stateful", "registered", "lost_begin"]
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +80,13 @@ def test_stateful(results):
     """With set_epoch after the state was loaded."""
     parts = ranks.outcome(results, "stateful")
     once(sum((part["begun"] + part["rest"] for part in parts), []), padding=21)
+
+
+def test_a_registered_sampler_is_refused(results):
+    """It is ahead of training: what was prefetched would never be trained."""
+    for part in ranks.outcome(results, "registered"):
+        assert "register_for_checkpointing() a sheaf.Loader" in part["refused"]
+        assert len(part["begun"]) == 20 * 16
 
 
 @pytest.mark.parametrize("way", ["skip", "stateful"])

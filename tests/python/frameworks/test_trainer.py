@@ -13,7 +13,7 @@ import ranks  # noqa: E402
 from numbers_data import COUNT, once, open_numbers, served  # noqa: E402
 
 STRAIGHT = ["mixin-0", "mixin-2", "callback-0"]
-KINDS = ["mixin", "callback", "bare"]
+KINDS = ["mixin", "callback", "bare", "loader"]
 # What Accelerate repeats to make the ranks' batches equal.
 PADDING = {1: 0, 2: 21}
 
@@ -61,11 +61,12 @@ def test_resume(results, kind):
     once(epoch_of(after, 2), PADDING[world])
 
 
-def test_resume_without_the_callback_is_told(results):
+@pytest.mark.parametrize("kind", ["bare", "loader"])
+def test_resume_without_the_callback_is_told(results, kind):
     """Slots of epoch 0 again: not what was meant, and not silent."""
     _, first, second = results
-    parts = ranks.outcome(second, "rest-bare")
-    joined = epoch_of(ranks.outcome(first, "begin-bare"), 1)
+    parts = ranks.outcome(second, f"rest-{kind}")
+    joined = epoch_of(ranks.outcome(first, f"begin-{kind}"), 1)
     joined += epoch_of([part["seen"] for part in parts], 1)
     if len(set(joined)) < COUNT:
         for part in parts:
