@@ -144,21 +144,27 @@ class Jobs:
 def measure(
     count: int, sources: dict[str, str], daemon: int, turns: int
 ) -> None:
-    """One number of jobs: rounds of an epoch of each way, in turn; ratios are
-    medians of rounds."""
+    """One number of jobs: rounds of an epoch of each way, in turn, while the
+    others' jobs wait; ratios are medians of rounds."""
     workers = max(1, (os.cpu_count() or 1) // count)
     rates: dict[str, list[float]] = {way: [] for way in WAYS}
     cpu: dict[str, list[float]] = {way: [] for way in WAYS}
-    for turn in range(turns):
+    jobs: dict[str, Jobs] = {}
+    try:
         for way in WAYS:
-            report.progress(f"{count} jobs: round {turn + 1} of {turns}: {way}")
-            jobs = Jobs(way, sources[way], workers, count)
-            try:
-                rate, used = jobs.epoch(daemon)
-            finally:
-                jobs.end()
-            rates[way].append(rate)
-            cpu[way].append(used)
+            report.progress(f"{count} jobs: start: {way}")
+            jobs[way] = Jobs(way, sources[way], workers, count)
+        for turn in range(turns):
+            for way in WAYS:
+                report.progress(
+                    f"{count} jobs: round {turn + 1} of {turns}: {way}"
+                )
+                rate, used = jobs[way].epoch(daemon)
+                rates[way].append(rate)
+                cpu[way].append(used)
+    finally:
+        for started in jobs.values():
+            started.end()
     own = WAYS[0]
     for rival in WAYS[1:]:
         report.emit(
@@ -207,7 +213,7 @@ def main() -> None:
     where = base()
     report.progress("copying the images")
     few = where / "few"
-    count = copied(chosen.images.resolve(), few, 256 if chosen.quick else 2048)
+    count = copied(chosen.images.resolve(), few, 256 if chosen.quick else 1024)
     if count < ways.BATCH:
         raise SystemExit(f"{chosen.images}: {count} images that can be decoded")
     node = Node(where / "node", chosen.build, "1GiB", "1GiB")
