@@ -21,6 +21,22 @@ static void begin(const char *faults, struct tree_options options)
         tree_origin(&tree, &options);
 }
 
+/* The same, with a listed tree of one file of 1,000 bytes. */
+static void begin_with(const char *file, const char *faults)
+{
+        tree_make(&tree);
+        tree_file(&tree, file, 1000);
+        begin(faults, (struct tree_options){ 0 });
+        cr_assert_eq(tree_list(&tree, false), 0);
+}
+
+static void read_under_way(struct tree_read *read, const char *file)
+{
+        tree_read_begin(&tree, read, file, 0);
+        while (!tree_stats(&tree).in_flight)
+                uv_run(&tree.loop, UV_RUN_NOWAIT);
+}
+
 TestSuite(origin_read, .timeout = 60);
 
 Test(origin_read, whole_chunks_of_every_size)
@@ -148,10 +164,7 @@ Test(origin_read, ctime_alone_is_told_apart)
         char full[4096];
         struct stat st;
 
-        tree_make(&tree);
-        tree_file(&tree, "f", 1000);
-        begin(NULL, (struct tree_options){ 0 });
-        cr_assert_eq(tree_list(&tree, false), 0);
+        begin_with("f", NULL);
         usleep(20000);
         chmod(tree_path(&tree, "f", full), 0640);
         tree_read_begin(&tree, &read, "f", 0);
@@ -265,13 +278,8 @@ Test(origin_read, a_killed_reader_is_replaced_once)
 {
         struct tree_read read;
 
-        tree_make(&tree);
-        tree_file(&tree, "slow", 1000);
-        begin("delay=300:slow", (struct tree_options){ 0 });
-        cr_assert_eq(tree_list(&tree, false), 0);
-        tree_read_begin(&tree, &read, "slow", 0);
-        while (!tree_stats(&tree).in_flight)
-                uv_run(&tree.loop, UV_RUN_NOWAIT);
+        begin_with("slow", "delay=300:slow");
+        read_under_way(&read, "slow");
         kill(tree_stats(&tree).pid, SIGKILL);
         cr_assert_eq(tree_read_wait(&read), 0);
         sheaf_origin_read_end(&read.read);
@@ -285,10 +293,7 @@ Test(origin_read, readers_killed_in_a_row_cost_no_read)
         struct tree_read read;
         pid_t shot = 0;
 
-        tree_make(&tree);
-        tree_file(&tree, "slow", 1000);
-        begin("delay=100:slow", (struct tree_options){ 0 });
-        cr_assert_eq(tree_list(&tree, false), 0);
+        begin_with("slow", "delay=100:slow");
         tree_read_begin(&tree, &read, "slow", 0);
         for (int killed = 0; killed < 5 && !read.finished;) {
                 pid_t pid;
@@ -324,10 +329,7 @@ Test(origin_read, bytes_outlive_reader_and_origin)
 {
         struct tree_read read;
 
-        tree_make(&tree);
-        tree_file(&tree, "f", 1000);
-        begin(NULL, (struct tree_options){ 0 });
-        cr_assert_eq(tree_list(&tree, false), 0);
+        begin_with("f", NULL);
         tree_read_begin(&tree, &read, "f", 0);
         cr_assert_eq(tree_read_wait(&read), 0);
         sheaf_origin_free(sheaf_steal(&tree.origin));
@@ -346,13 +348,8 @@ Test(origin_read, freeing_cancels)
 {
         struct tree_read read;
 
-        tree_make(&tree);
-        tree_file(&tree, "hang", 1000);
-        begin("hang:hang", (struct tree_options){ 0 });
-        cr_assert_eq(tree_list(&tree, false), 0);
-        tree_read_begin(&tree, &read, "hang", 0);
-        while (!tree_stats(&tree).in_flight)
-                uv_run(&tree.loop, UV_RUN_NOWAIT);
+        begin_with("hang", "hang:hang");
+        read_under_way(&read, "hang");
         sheaf_origin_free(sheaf_steal(&tree.origin));
         cr_assert(read.finished);
         cr_assert_eq(read.rc, -ECANCELED);
@@ -548,10 +545,7 @@ Test(origin_read, a_fifo_in_a_files_place_does_not_hang)
 {
         char full[4096];
 
-        tree_make(&tree);
-        tree_file(&tree, "f", 1000);
-        begin(NULL, (struct tree_options){ 0 });
-        cr_assert_eq(tree_list(&tree, false), 0);
+        begin_with("f", NULL);
         unlink(tree_path(&tree, "f", full));
         cr_assert_eq(mkfifo(full, 0644), 0);
         cr_assert_eq(tree_read(&tree, "f", 0), -ESTALE);
