@@ -188,7 +188,8 @@ except KeyboardInterrupt:
     ids=["fetch", "bind", "open", "workers"],
 )
 def test_ctrl_c_ends_a_wait(own: Node, setup: str, wait: str) -> None:
-    """The daemon stands still; the wait would last ten minutes."""
+    """The daemon stands still; the wait would last ten minutes. Meant to be
+    a second; seen on a busy machine: 0.01 to 0.1 s."""
     child = subprocess.Popen(
         [sys.executable, "-c", CHILD.format(setup=setup, wait=wait)],
         stdout=subprocess.PIPE,
@@ -204,8 +205,12 @@ def test_ctrl_c_ends_a_wait(own: Node, setup: str, wait: str) -> None:
         child.stdin.flush()
         assert child.stdout.readline() == "waits\n"
         time.sleep(0.3)  # wherever it is by now, it must end
+        pressed = time.monotonic()
         os.killpg(child.pid, signal.SIGINT)
         assert child.stdout.readline() == "interrupted\n"
+        took = time.monotonic() - pressed
+        print(f"ctrl-c ended {wait} within {took:.2f} s")
+        assert took < 4
         assert child.wait(60) == 7
     finally:
         own.process.send_signal(signal.SIGCONT)
@@ -400,27 +405,44 @@ def test_other_interpreters_are_refused(own: Node) -> None:
 
 
 HOLD = """
-import sheaf, sys, time
+import os, sheaf, sys, time
 ds = sheaf.Dataset("data")
-held = [ds[i] for i in range(100)]
-print("held", flush=True)
+mine = ds[200]
+worker = sys.argv[1] == "worker" and os.fork()
+if not worker:
+    held = [ds[i] for i in range(100)]
+    print(os.getpid(), flush=True)
 time.sleep(600)
 """
 
 
-def test_a_killed_process_gives_its_pins_back(own: Node) -> None:
+@pytest.mark.parametrize("which", ["process", "worker"])
+def test_a_killed_process_gives_its_pins_back(own: Node, which: str) -> None:
+    """A worker's are its own: its parent keeps what it has. Meant to be a
+    second; seen on a busy machine: 0.1 s, most of it the question."""
     child = subprocess.Popen(
-        [sys.executable, "-c", HOLD], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", HOLD, which],
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
-    assert child.stdout and child.stdout.readline() == "held\n"
-    assert own.stat("pins.bytes") > 0
-    child.kill()
-    child.wait()
-    child.stdout.close()
-    end = time.monotonic() + 10
-    while own.stat("pins.bytes") > 0:
-        assert time.monotonic() < end
-        time.sleep(0.02)
+    assert child.stdout
+    try:
+        holder = int(child.stdout.readline())
+        assert (holder == child.pid) == (which == "process")
+        before = own.stat("pins.bytes")
+        os.kill(holder, signal.SIGKILL)
+        killed, left = time.monotonic(), before
+        while left > before / 10:
+            left = own.stat("pins.bytes")
+            took = time.monotonic() - killed
+            assert took < 4, left
+        print(f"pins of a killed {which} were back within {took:.2f} s")
+        assert (left > 0) == (which == "worker")
+    finally:
+        os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+        child.stdout.close()
 
 
 def test_random_numbers_are_those_of_the_sample(own: Node) -> None:
