@@ -7,6 +7,7 @@
  *  2 a killed word that is held, or whose segment stays, is stored back: its
  *    bytes never changed
  *  3 what is filling, or held by the daemon, is never killed
+ *  4 no segment is settled while a block of it is killed and not sorted out
  *
  * Loop thread. */
 #include "daemon/store/arena_impl.h"
@@ -365,7 +366,6 @@ void sheaf_reclaim_blocks(
         for (uint32_t i = 0; i < n; i++) {
                 struct sheaf_block_slot *slot =
                         sheaf_block_at(arena, blocks[i]);
-                uint32_t seg = sheaf_block_seg(arena, slot);
 
                 if (slot->state == SHEAF_BLOCK_SEEN) {
                         arena->stats.kept_blocks++;
@@ -373,19 +373,28 @@ void sheaf_reclaim_blocks(
                         orphan_add(arena, blocks[i]);
                 } else if (slot->state == SHEAF_BLOCK_KILLED) {
                         sheaf_block_release(arena, blocks[i]);
-                        sheaf_seg_settle(arena, seg);
                 }
+        }
+        /* Not before all are released: a segment that is parked takes what is
+         * killed for gaps, and a release would give them once more. */
+        for (uint32_t i = 0; i < n; i++) {
+                struct sheaf_block_slot *slot =
+                        sheaf_block_at(arena, blocks[i]);
+
+                if (slot->state == SHEAF_BLOCK_DEAD)
+                        sheaf_seg_settle(arena, sheaf_block_seg(arena, slot));
         }
 }
 
 void sheaf_reclaim_retry(struct sheaf_arena *arena)
 {
         sheaf_autofree uint32_t *orphans = sheaf_steal(&arena->orphans);
-        uint32_t n = arena->orphan_count, seg = arena->linger.head;
+        uint32_t n = arena->orphan_count, seg;
 
         arena->orphan_count = arena->orphan_cap = 0;
         if (n)
                 sheaf_reclaim_blocks(arena, orphans, n);
+        seg = arena->linger.head;
         while (seg != SHEAF_NONE) {
                 uint32_t next = arena->segs[seg].next;
 

@@ -76,6 +76,45 @@ Test(reclaim, scan_of_many_clients)
         rig_close(&rig);
 }
 
+/* Many blocks of a segment are let go of at once, and it becomes mostly empty
+ * in the midst of that: what is put there afterwards lies beside what stays,
+ * and beside one another. */
+Test(reclaim, blocks_that_go_together_leave_their_room_once)
+{
+        enum {
+                CHUNKS = 4000
+        };
+        const _Atomic uint64_t *words;
+        struct sheaf_hazard *hazard;
+        struct sheaf_pins *pins;
+        struct rig rig;
+        uint64_t n = 0;
+        uint32_t slot = 0;
+
+        rig_open(&rig, 32 * SHEAF_MIB, CHUNKS);
+        while (rig_stats(&rig).evicted_blocks == 0)
+                cr_assert_eq(put(&rig, n++), 0);
+        words = words_map(rig.table, CHUNKS);
+        cr_assert_eq(sheaf_pins_new(rig.arena, &pins), 0);
+        hazard = hazard_map(pins);
+        for (uint64_t i = 0; i < n; i++) {
+                if (i % 3 == 0 || !atomic_load(&words[i]))
+                        continue;
+                hold(hazard, slot++, words, i);
+                cr_assert(sheaf_table_evict(rig.table, i));
+        }
+        cr_assert_gt(slot, 100);
+        sheaf_pins_free(pins);
+        for (uint64_t i = n; i < n + 600; i++) {
+                cr_assert_eq(put(&rig, i), 0);
+                for (uint64_t k = 0; k <= i; k++)
+                        cr_assert(!resident(&rig, k) || intact(&rig, k),
+                                "%llu after %llu", (unsigned long long)k,
+                                (unsigned long long)i);
+        }
+        rig_close(&rig);
+}
+
 static uint32_t len_tiny(uint64_t chunk)
 {
         return 64 + (uint32_t)(mix(chunk) % 64);
