@@ -5,6 +5,7 @@
 #include "tests/flow/peer.h"
 #include "tests/flow/world.h"
 
+#include <dirent.h>
 #include <sched.h>
 #include <signal.h>
 #include <sys/mount.h>
@@ -263,6 +264,75 @@ Test(prepfaults, the_daemon_is_killed_between_offer_and_take)
                                  : board->prepared[b] >= 2,
                         "batch %u was prepared %u times", b,
                         board->prepared[b]);
+}
+
+/* ---- who frees memory ---- */
+
+/* On a processor, of the loop or of all other threads of the daemon. */
+static uint64_t thread_ns(bool loop)
+{
+        char path[300], line[64];
+        struct dirent *entry;
+        uint64_t sum = 0;
+        DIR *dir;
+
+        snprintf(path, sizeof(path), "/proc/%d/task", (int)flow.daemon);
+        dir = opendir(path);
+        cr_assert(dir);
+        while ((entry = readdir(dir))) {
+                FILE *file;
+
+                if (*entry->d_name == '.' ||
+                        (atoi(entry->d_name) == flow.daemon) != loop)
+                        continue;
+                snprintf(path, sizeof(path), "/proc/%d/task/%s/schedstat",
+                        (int)flow.daemon, entry->d_name);
+                file = fopen(path, "re");
+                if (!file)
+                        continue;
+                if (fgets(line, sizeof(line), file))
+                        sum += strtoull(line, NULL, 10);
+                fclose(file);
+        }
+        closedir(dir);
+        return sum;
+}
+
+/* The daemon is the last who has them open. */
+Test(prepfaults, refused_files_end_on_the_pool)
+{
+        Sheaf__OfferBatch offer = SHEAF__OFFER_BATCH__INIT;
+        uint64_t loop_ns, pool_ns;
+        struct peer p;
+
+        if (access("/proc/self/schedstat", R_OK)) {
+                fprintf(stderr, "SKIP: prepfaults: no schedstat\n");
+                return;
+        }
+        start();
+        p = greet();
+        offer.membership = 1;
+        loop_ns = thread_ns(true);
+        pool_ns = thread_ns(false);
+        for (int i = 0; i < 20; i++) {
+                Sheaf__Envelope env =
+                        envelope(&p, SHEAF__ENVELOPE__BODY_OFFER_BATCH, &offer);
+                int fd = memfd_create("large", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+                struct sheaf_wire_msg msg;
+
+                cr_assert_eq(fallocate(fd, 0, 0, 64 << 20), 0);
+                cr_assert_eq(sheaf_wire_send(p.sock, &env, &fd, 1), 0);
+                close(fd);
+                cr_assert_eq(await(&p, env.id, &msg, NULL, NULL), 0);
+                cr_assert_eq(msg.env->body_case, SHEAF__ENVELOPE__BODY_ERROR);
+                sheaf_wire_msg_free(&msg);
+        }
+        cr_assert(flow_live());
+        loop_ns = thread_ns(true) - loop_ns;
+        pool_ns = thread_ns(false) - pool_ns;
+        cr_assert_lt(loop_ns, pool_ns, "%.1f ms in the loop, %.1f elsewhere",
+                (double)loop_ns / 1e6, (double)pool_ns / 1e6);
+        close(p.sock);
 }
 
 /* ---- a container ---- */
