@@ -40,13 +40,14 @@ static void set_attempt(struct sheaf_session *session, int rc, const char *path,
         pthread_cond_broadcast(&session->changed);
 }
 
-/* This process may open no more: that is no matter of waiting. Those who wait
- * are told, and it is tried again when somebody asks, or now and then. */
-static void note_shortage(struct sheaf_session *session)
+/* This process may open no more: that is no matter of waiting. Those who
+ * waited when @take began are told, and it is tried again for others, or now
+ * and then. */
+static void note_shortage(struct sheaf_session *session, uint64_t take)
 {
         char why[SHEAF_ERROR_WHY_MAX];
 
-        session->shortages++;
+        session->short_take = take;
         session->attempts++;
         session->wanted = false;
         session->attempt_rc = -EMFILE;
@@ -159,6 +160,7 @@ static const char *connect_advice(int rc)
 /* Called and returns with the lock held; releases it meanwhile. */
 static void connect_now(struct sheaf_session *session)
 {
+        uint64_t take = ++session->takes;
         int rc = sheaf_atfork_reserve(session), sock = -1;
         size_t place = session->place;
 
@@ -169,7 +171,7 @@ static void connect_now(struct sheaf_session *session)
         }
         session->place = place;
         if (rc == -EMFILE && sock < 0) {
-                note_shortage(session);
+                note_shortage(session, take);
                 return;
         }
         if (sock < 0) {
@@ -428,6 +430,7 @@ static void receive(struct sheaf_session *session)
         for (int i = 0; i < 64 && session->state != SHEAF_LINK_DOWN; i++) {
                 struct sheaf_wire_msg msg = { 0 };
                 uint64_t connection = session->connection;
+                uint64_t take = ++session->takes;
                 int sock = session->sock;
                 int rc;
 
@@ -444,7 +447,7 @@ static void receive(struct sheaf_session *session)
 
                         hang_up(session, rc);
                         if (rc == -EMFILE) {
-                                note_shortage(session);
+                                note_shortage(session, take);
                                 continue;
                         }
                         if (!early)

@@ -209,9 +209,10 @@ static int told_shortage(void)
                 sheaf_error_why(-EMFILE, why));
 }
 
-/* @shortages: as many as there were when the call began. */
+/* @takes: as many as had begun when the call began. What an earlier one lacked
+ * may be there by now: it is tried once more. */
 static int wait_link(
-        struct sheaf_session *session, uint64_t shortages, int64_t deadline_ns)
+        struct sheaf_session *session, uint64_t takes, int64_t deadline_ns)
 {
         uint64_t attempts = session->attempts;
         char why[SHEAF_ERROR_WHY_MAX];
@@ -226,15 +227,19 @@ static int wait_link(
         if (rc)
                 return sheaf_error_set(rc, "cannot start a thread: %s",
                         sheaf_error_why(rc, why));
-        if (!session->welcomed || session->attempt_rc == -EMFILE)
+        if (!session->welcomed)
                 session->retry_ns = 0;
         while (session->state != SHEAF_LINK_READY) {
-                if (session->shortages != shortages)
+                bool is_short = session->attempt_rc == -EMFILE;
+
+                if (session->short_take > takes)
                         return told_shortage();
+                if (is_short)
+                        session->retry_ns = 0;
                 /* The first connection fails at once: nobody may be there.
                  * Later ones are waited for: the daemon restarts. */
                 if (!session->welcomed && session->attempts != attempts &&
-                        session->state == SHEAF_LINK_DOWN)
+                        session->state == SHEAF_LINK_DOWN && !is_short)
                         return sheaf_error_set(session->attempt_rc, "%s",
                                 session->attempt_text);
                 session->wanted = true;
@@ -250,11 +255,11 @@ static int wait_link(
 int sheaf_session_wait_locked(struct sheaf_session *session,
         struct sheaf_dataset *dataset, int64_t deadline_ns)
 {
-        uint64_t shortages = session->shortages;
+        uint64_t takes = session->takes;
         bool asked_again = false;
 
         for (;;) {
-                int rc = wait_link(session, shortages, deadline_ns);
+                int rc = wait_link(session, takes, deadline_ns);
 
                 if (rc || !dataset || dataset->state == SHEAF_OPEN_DONE)
                         return rc;
@@ -381,13 +386,13 @@ int sheaf_session_call(struct sheaf_session *session, struct sheaf_call *call,
         struct sheaf_wire_msg *ret_reply)
 {
         struct sheaf_request request = { 0 };
-        uint64_t shortages;
+        uint64_t takes;
         int rc = sheaf_cond_init(&request.wake);
 
         if (rc)
                 return sheaf_error_set(rc, "%s: %s", call->what, strerror(-rc));
         pthread_mutex_lock(&session->lock);
-        shortages = session->shortages;
+        takes = session->takes;
         for (;;) {
                 rc = send_request(session, call, &request);
                 if (rc < 0)
@@ -420,7 +425,7 @@ int sheaf_session_call(struct sheaf_session *session, struct sheaf_call *call,
                                 -ECONNRESET, "%s: sheafd hung up", call->what);
                         break;
                 }
-                if (session->shortages != shortages) {
+                if (session->short_take > takes) {
                         rc = told_shortage();
                         break;
                 }

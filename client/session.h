@@ -145,7 +145,8 @@ struct sheaf_session {
         uint64_t attempts;   /* connects that ended, well or not */
         int attempt_rc;      /* how the last one ended */
         char attempt_text[384];
-        uint64_t shortages; /* connections that descriptors were lacking for */
+        uint64_t takes;      /* begun: to connect, to receive */
+        uint64_t short_take; /* the last that descriptors were lacking for */
         int64_t retry_ns, backoff_ms;
         uint8_t instance[16]; /* of the daemon last welcomed by */
         uint64_t reconnects;

@@ -361,6 +361,55 @@ Test(fewfds, signals_change_nothing)
         flow_stop();
 }
 
+/* Twice a second a link that lacked descriptors is tried anew by itself. A call
+ * that begins at that moment, when there are some, is not told of before. */
+static void run_raised(void)
+{
+        struct client c = { 0 };
+        unsigned int refused = 0;
+
+        close_range(3, ~0U, 0);
+        if (call_view(&c))
+                give_up("before", 2, PLENTY, 0);
+        for (unsigned int round = 0; round < 16; round++) {
+                struct sheaf_dataset *second;
+                double until;
+                int rc;
+
+                allow(FEWEST);
+                rc = sheaf_dataset_open(c.session, "data", &second);
+                if (!rc)
+                        sheaf_dataset_close(second);
+                refused += rc == -EMFILE;
+                until = flow_now() + 0.5 + (getpid() + 7 * round) % 50 * 4e-5;
+                while (flow_now() < until)
+                        flow_sleep(1e-5);
+                allow(PLENTY);
+                rc = sheaf_dataset_open(c.session, "data", &second);
+                if (rc)
+                        give_up("raised", 1, PLENTY, rc);
+                sheaf_dataset_close(second);
+        }
+        _exit(refused ? 0 : 10);
+}
+
+Test(fewfds, a_shortage_that_is_over_is_not_told)
+{
+        pid_t pids[24];
+        int told = 0;
+
+        begin();
+        for (size_t i = 0; i < SHEAF_ARRAY_LEN(pids); i++) {
+                pids[i] = flow_fork(0, 0);
+                if (!pids[i])
+                        run_raised();
+        }
+        for (size_t i = 0; i < SHEAF_ARRAY_LEN(pids); i++)
+                told += flow_join(pids[i], DEADLINE) != 0;
+        cr_assert_eq(told, 0, "%d of %zu", told, SHEAF_ARRAY_LEN(pids));
+        flow_stop();
+}
+
 #define CHURN       20
 #define CHURN_BYTES (UINT64_C(3) << 20)
 
