@@ -222,7 +222,10 @@ static void version_remove(struct sheaf_reg_version *v)
 static bool count_start(SheafRecord__Version *record,
         const SheafRecord__Version *next, bool *ret_changed)
 {
-        if (sheaf_wall_ns() - (int64_t)next->listed_ns < GRACE_NS)
+        int64_t age_ns = sheaf_wall_ns() - (int64_t)next->listed_ns;
+
+        /* Of one that was listed in the future the starts alone are known. */
+        if (age_ns >= 0 && age_ns < GRACE_NS)
                 return false;
         *ret_changed = true;
         return ++record->idle_starts > IDLE_STARTS_MAX;

@@ -631,6 +631,9 @@ Test(kills, old_versions_do_not_pile_up)
         struct shim *shim = flow_shim(&prefix);
 
         flow_world("", prefix);
+        /* It is 2036, by mistake; later a minute after it, and then as it is.
+         */
+        atomic_store(&shim->wall_offset_sec, INT64_C(315360000));
         flow_file(1, 5000, "held");
         flow_start();
         flow_ok("sheaf add data %s", flow.origin);
@@ -642,10 +645,12 @@ Test(kills, old_versions_do_not_pile_up)
                 flow_start();
         }
         cr_assert_eq(versions_kept(), 7);
-        atomic_store(&shim->wall_offset_sec, 120);
+        atomic_fetch_add(&shim->wall_offset_sec, 120);
         for (int i = 0; i < STARTS; i++) {
                 uint64_t before = reconnects(dataset);
 
+                if (i == STARTS / 2)
+                        atomic_store(&shim->wall_offset_sec, 0);
                 flow_kill();
                 flow_start();
                 if (i % 10 == 0)
