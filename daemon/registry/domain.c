@@ -297,11 +297,6 @@ void sheaf_registry_sweep_domains(struct sheaf_registry *registry)
         }
 }
 
-bool sheaf_registry_unreadable(const struct sheaf_registry *registry)
-{
-        return registry->unreadable;
-}
-
 void sheaf_registry_arena_stats(const struct sheaf_registry *registry,
         struct sheaf_arena_stats *ret_stats, uint64_t *ret_pinned_bytes)
 {

@@ -22,7 +22,10 @@ struct sheaf_registry {
         uint32_t user_datasets;
         bool switch_user; /* we are root: readers become the owner */
         bool closing;     /* no reader is started any more */
-        bool unreadable;  /* a record could not be read at the start */
+        /* Records, or versions in one, that could not be read at the start. */
+        LIST_HEAD(, sheaf_unreadable) unreadable;
+        bool versions_unreadable;
+        uint32_t giving_up; /* requests under way */
         struct sheaf_dataset_list datasets, leaving;
         LIST_HEAD(, sheaf_domain) domains;
         LIST_HEAD(, sheaf_kept_counts) kept_counts; /* of removed datasets */
@@ -38,6 +41,11 @@ struct sheaf_registry {
         uv_idle_t slicing;              /* runs while there are some */
         int open_handles;               /* while closing */
 };
+
+/* unreadable.c */
+SHEAF_MUST_CHECK int sheaf_unreadable_add(
+        struct sheaf_registry *registry, const char *key);
+void sheaf_unreadable_free(struct sheaf_registry *registry);
 
 /* registry_load.c */
 void sheaf_registry_slices_init(struct sheaf_registry *registry);

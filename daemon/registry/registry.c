@@ -107,12 +107,9 @@ static int load_record(
         int rc;
 
         if (!record || !record_good(key, record)) {
-                sheaf_log(SHEAF_LOG_ERROR, "dataset record unreadable",
-                        "key=%s", key);
-                registry->unreadable = true;
                 if (record)
                         sheaf_record__dataset__free_unpacked(record, NULL);
-                return 0;
+                return sheaf_unreadable_add(registry, key);
         }
         ds = sheaf_record_terminate(&record->origin)
                      ? NULL
@@ -125,7 +122,7 @@ static int load_record(
         if (!whole) {
                 sheaf_log(SHEAF_LOG_ERROR, "version record unreadable",
                         "key=%s", key);
-                registry->unreadable = true;
+                registry->versions_unreadable = true;
         }
         return rc;
 }
@@ -137,7 +134,7 @@ static bool is_known(void *arg, const uint8_t uuid[16])
         struct sheaf_reg_dataset *ds;
 
         /* A record that cannot be read may name it. */
-        if (registry->unreadable)
+        if (sheaf_registry_unreadable(registry))
                 return true;
         TAILQ_FOREACH (ds, &registry->datasets, link)
                 if (sheaf_registry_version(ds, uuid))
@@ -151,7 +148,7 @@ static bool is_dataset(void *arg, uint64_t group)
         struct sheaf_registry *registry = arg;
         struct sheaf_reg_dataset *ds;
 
-        if (registry->unreadable)
+        if (sheaf_registry_unreadable(registry))
                 return true;
         TAILQ_FOREACH (ds, &registry->datasets, link)
                 if (ds->record->id == group)
@@ -209,6 +206,7 @@ static void registry_closed(uv_handle_t *handle)
 
         if (--registry->open_handles)
                 return;
+        sheaf_unreadable_free(registry);
         free(registry->reader_path);
         free(registry);
 }
@@ -227,7 +225,7 @@ void sheaf_registry_free(struct sheaf_registry *registry)
                 sheaf_registry_detach(ds);
         /* Flights end as their sources do. */
         for (int i = 0; i < 10000; i++) {
-                bool busy = false;
+                bool busy = registry->giving_up;
 
                 TAILQ_FOREACH (ds, &registry->datasets, link)
                         busy |= ds->busy || ds->listing || ds->changes ||

@@ -302,6 +302,10 @@ void sheaf_lodging_use(struct sheaf_lodging *lodging, int delta);
 
 /* A record could not be read at the start. */
 bool sheaf_registry_unreadable(const struct sheaf_registry *registry);
+/* Removes records that could not be read; @done is told when they are gone.
+ * What they named goes at the next start. -ENOMEM: @done is not told. */
+SHEAF_MUST_CHECK int sheaf_registry_give_up(
+        struct sheaf_registry *registry, sheaf_registry_done *done, void *arg);
 /* Sums over all arenas; counters include arenas that are gone. Slow: scans
  * what clients pin. */
 void sheaf_registry_arena_stats(const struct sheaf_registry *registry,

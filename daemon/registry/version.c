@@ -275,7 +275,7 @@ void sheaf_registry_age(struct sheaf_registry *registry)
         struct sheaf_reg_dataset *ds;
 
         /* A record that cannot be read stays as it is. */
-        if (registry->unreadable)
+        if (sheaf_registry_unreadable(registry))
                 return;
         TAILQ_FOREACH (ds, &registry->datasets, link)
                 age_dataset(ds);

@@ -257,7 +257,7 @@ struct removing {
 
 static void removing_abandon(struct sheaf_call *call)
 {
-        (void)call; /* removed() frees it */
+        (void)call; /* who is told of its end frees it */
 }
 
 static void removed(void *arg, int rc)
@@ -287,16 +287,58 @@ static void removed(void *arg, int rc)
                 sheaf_conn_done(conn, id);
 }
 
+static void given_up(void *arg, int rc)
+{
+        struct sheaf_call *call = arg;
+        struct sheaf_conn *conn = call->conn;
+        uint64_t id = call->id;
+
+        if (conn)
+                sheaf_call_end(call);
+        free(call);
+        if (conn && rc)
+                sheaf_conn_error(conn, id, rc,
+                        "records that cannot be read stay in the catalog: %s",
+                        strerror(-rc));
+        else if (conn)
+                sheaf_conn_done(conn, id);
+}
+
+static void give_up(struct sheaf_conn *conn, uint64_t id)
+{
+        struct sheaf_call *call;
+        int rc;
+
+        if (!sheaf_conn_sees_all(conn)) {
+                sheaf_conn_error(conn, id, -EPERM,
+                        "whose a record is that cannot be read nobody knows: "
+                        "root alone, or the daemon's user, gives it up");
+                return;
+        }
+        call = sheaf_new(struct sheaf_call, 1);
+        if (!sheaf_call_begin(conn, id, call, removing_abandon)) {
+                free(call);
+                return;
+        }
+        rc = sheaf_registry_give_up(conn->daemon->registry, given_up, call);
+        if (rc)
+                given_up(call, rc);
+}
+
 void sheaf_verb_remove_dataset(
         struct sheaf_conn *conn, struct sheaf_wire_msg *msg)
 {
         const Sheaf__RemoveDataset *remove = msg->env->remove_dataset;
         uint64_t id = msg->env->id;
-        struct sheaf_reg_dataset *ds =
-                sheaf_conn_dataset(conn, id, remove->name, true);
+        struct sheaf_reg_dataset *ds;
         struct removing *call;
         char users[512];
 
+        if (remove->unreadable) {
+                give_up(conn, id);
+                return;
+        }
+        ds = sheaf_conn_dataset(conn, id, remove->name, true);
         if (!ds)
                 return;
         if ((ds->handles || ds->busy || ds->listing) && !remove->force) {

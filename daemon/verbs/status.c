@@ -141,8 +141,9 @@ static void of_disk(struct report *r)
                 condition(r, "record-unreadable",
                         "a dataset's record cannot be read",
                         "it is damaged, or was written by a newer release",
-                        "see the daemon's log for its key; add the dataset "
-                        "again, or start the release that wrote it");
+                        "start the release that wrote it; or give it up: sheaf "
+                        "rm --unreadable, and add the dataset again. The "
+                        "daemon's log has its key");
 }
 
 static void of_memory(struct report *r)

@@ -355,11 +355,28 @@ Test(states, a_record_that_cannot_be_read)
         record("dataset/00000000000000ff", "of another release");
         flow_start();
         cr_assert(shows("record-unreadable"));
-        cr_assert(strstr(cause, "newer release") && strstr(remedy, "key"));
+        cr_assert(strstr(cause, "newer release") &&
+                  strstr(remedy, "sheaf rm --unreadable"));
         flow_ok("grep -q 'key=dataset/00000000000000ff' %s", flow.log);
         flow_ok("quickread --dataset data --compare %s", flow.origin);
         flow_stop();
         record("dataset/00000000000000ff", NULL);
+        flow_start();
+        cr_assert_not(shows("record-unreadable"));
+        flow_stop();
+        /* Or it is given up, by who sees all. */
+        record("dataset/00000000000000fe", "damaged");
+        record("dataset/00000000000000ff", "of another release");
+        flow_start();
+        cr_assert(shows("record-unreadable"));
+        cr_assert_eq(flow_run_as(4001, 0, "sheaf rm --unreadable"), 4, "%s",
+                flow.last.err);
+        cr_assert_eq(flow_run("sheaf rm --unreadable data"), 2);
+        cr_assert_eq(flow_run("sheaf rm"), 2);
+        cr_assert(shows("record-unreadable"));
+        flow_ok("sheaf rm --unreadable");
+        cr_assert_not(shows("record-unreadable"));
+        flow_kill();
         flow_start();
         cr_assert_not(shows("record-unreadable"));
         flow_ok("quickread --dataset data --compare %s", flow.origin);

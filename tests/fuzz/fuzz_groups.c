@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Messages about groups, as the daemon's loop gets them from three clients, one
- * of them through a grant's socket: the input is a program of what they ask.
+ * of them of another user: the input is a program of what they ask.
  *
  *  1 each answer is to a request that waits for one, of a kind that fits; who
  *    lists gets his own groups, each once
@@ -8,6 +8,7 @@
  *    cannot be changed
  *  3 what is kept stays within --prep; when the clients are gone there is no
  *    group, no byte and no descriptor left */
+#include "daemon/closer.h"
 #include "daemon/log.h"
 #include "daemon/prep/prep.h"
 #include "daemon/server.h"
@@ -24,7 +25,7 @@
 #define GROUPS     4
 #define BATCHES    6
 #define PREP_BYTES (64 * SHEAF_KIB)
-#define GRANT      7
+#define OTHER      4001 /* the user of the last client, if we are root */
 #define SEALS      (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_SEAL)
 
 struct seat {
@@ -43,7 +44,7 @@ struct waiting {
 /* What the bytes of a batch say. */
 struct stamp {
         uint64_t magic, batch;
-        uint32_t group, grant;
+        uint32_t group, uid;
 };
 
 static struct client {
@@ -58,29 +59,28 @@ static uv_loop_t loop;
 static struct sheaf_config config = { .deadline_ms = 1000,
         .prep_bytes = PREP_BYTES };
 static struct sheaf_daemon daemon_of = { .loop = &loop, .config = &config };
-static char paths[2][128];
+static char path[128];
 static bool waited; /* for the clock, in this input */
 
 /* ---- the daemon ---- */
 
 static void setup(void)
 {
-        uint64_t listener;
-        int sock;
-
         if (daemon_of.server)
                 return;
         sheaf_log_set_level((enum sheaf_log_level) - 1); /* none */
         (void)fuzz_dir();
-        snprintf(paths[0], sizeof(paths[0]), "%s/s", fuzz_dir_path);
-        snprintf(paths[1], sizeof(paths[1]), "%s/g", fuzz_dir_path);
+        snprintf(path, sizeof(path), "%s/s", fuzz_dir_path);
+        fuzz_must(!chmod(fuzz_dir_path, 0711));
         fuzz_must(!uv_loop_init(&loop));
-        fuzz_must(!sheaf_server_new(&daemon_of, paths[0], &daemon_of.server));
+        fuzz_must(!sheaf_server_new(&daemon_of, path, &daemon_of.server));
+        fuzz_must(!sheaf_closer_new(&loop, &daemon_of.closer));
         fuzz_must(!sheaf_prep_new(&daemon_of, &daemon_of.prep));
-        sock = sheaf_wire_listen(paths[1], 0666);
-        fuzz_must(sock >= 0);
-        fuzz_must(
-                !sheaf_server_adopt(daemon_of.server, sock, GRANT, &listener));
+}
+
+static uid_t user_of(const struct client *client)
+{
+        return !getuid() && client == &clients[2] ? OTHER : getuid();
 }
 
 static void turn(void)
@@ -117,7 +117,7 @@ static void check_batch(
         fuzz_must(pread(fd, &stamp, sizeof(stamp), 0) == sizeof(stamp));
         fuzz_must(stamp.magic == 42 && stamp.batch == request->batch &&
                   stamp.group == request->group &&
-                  stamp.grant == (client == &clients[2]));
+                  stamp.uid == user_of(client));
         fuzz_must((fcntl(fd, F_GETFL) & O_ACCMODE) == O_RDONLY);
         fuzz_must((fcntl(fd, F_GET_SEALS) & SEALS) == SEALS);
 }
@@ -139,11 +139,11 @@ static void check_info(struct client *client, const Sheaf__GroupInfo *info,
         if (request->body != SHEAF__ENVELOPE__BODY_LIST_GROUPS)
                 return;
         fuzz_must(info->n_member == info->members);
-        /* Root sees the groups of the grant, too. */
-        fuzz_must(client != &clients[2] || !strcmp(info->owner, "grant"));
+        /* Root sees the groups of others, too. */
+        fuzz_must(user_of(client) != OTHER || !strcmp(info->owner, "4001"));
         if (bit == 1U << GROUPS)
                 return;
-        bit <<= *info->owner == 'g' ? 16 : 0;
+        bit <<= *info->owner == '4' ? 16 : 0;
         fuzz_must(!(request->listed & bit));
         request->listed |= bit;
 }
@@ -225,7 +225,9 @@ static void greet(struct client *client)
         Sheaf__Hello hello = SHEAF__HELLO__INIT;
         struct waiting none = { 0 };
 
-        client->sock = sheaf_wire_connect(paths[client == &clients[2]]);
+        fuzz_must(!seteuid(user_of(client)));
+        client->sock = sheaf_wire_connect(path);
+        fuzz_must(!seteuid(getuid()));
         fuzz_must(client->sock >= 0);
         fcntl(client->sock, F_SETFL, O_NONBLOCK);
         client->seat_count = 0;
@@ -267,7 +269,7 @@ static void join(struct fuzz_input *in, struct client *client, uint8_t how)
 static int file_of(
         const struct client *client, uint8_t group, uint64_t batch, uint8_t how)
 {
-        struct stamp stamp = { 42, batch, group, client == &clients[2] };
+        struct stamp stamp = { 42, batch, group, user_of(client) };
         int fd = memfd_create("batch", MFD_CLOEXEC | MFD_ALLOW_SEALING);
         off_t bytes = (off_t)sizeof(stamp) + how % 8 * 9000;
 

@@ -32,11 +32,20 @@ static int run(struct cli *cli)
 {
         __attribute__((cleanup(cli_conn_free_p))) struct cli_conn *conn = NULL;
         Sheaf__RemoveDataset body = SHEAF__REMOVE_DATASET__INIT;
-        int rc = cli_conn_open(cli, &conn);
+        bool unreadable = cli_flag(cli, "unreadable");
+        const char *what = unreadable ? "what could not be read" : cli->args[0];
+        int rc;
 
+        if (unreadable == (cli->arg_count > 0))
+                return cli_fail(cli, CLI_USAGE, EINVAL,
+                        "either a dataset's name or --unreadable");
+        rc = cli_conn_open(cli, &conn);
         if (rc)
                 return rc;
-        body.name = cli->args[0];
+        if (unreadable)
+                body.unreadable = true;
+        else
+                body.name = cli->args[0];
         body.force = cli_flag(cli, "force");
 
         CLI_REQUEST(env, REMOVE_DATASET, remove_dataset, &body);
@@ -46,28 +55,29 @@ static int run(struct cli *cli)
         if (cli->json) {
                 json_t *o = json_object();
 
-                cli_json_text(o, "removed", cli->args[0], strlen(cli->args[0]));
+                cli_json_text(o, "removed", what, strlen(what));
                 cli_json_print(o);
         } else if (!cli->quiet) {
-                printf("%s removed; its origin is untouched\n", cli->args[0]);
+                printf("%s removed; its origin is untouched\n", what);
         }
         return CLI_OK;
 }
 
 static const struct cli_option options[] = {
         { "force", NULL, false, "even while clients have it open" },
+        { "unreadable", NULL, false,
+                "instead: records that this release cannot read (root)" },
         { 0 },
 };
 
 const struct cli_verb cli_verb_rm = {
         .name = "rm",
-        .args = "NAME",
+        .args = "NAME|--unreadable",
         .brief = "remove a dataset from the cache; the origin stays",
         .details = "One that is in use is tried for two seconds, since who "
                    "ended a moment ago may\nstill be about to let go of it.\n",
         .examples = "sheaf rm imagenet\nsheaf rm --force imagenet",
         .options = options,
-        .args_min = 1,
         .args_max = 1,
         .run = run,
 };
