@@ -296,8 +296,11 @@ static SheafRecord__Grant *record_new(const struct sheaf_grant_wish *wish)
         if (!record)
                 return NULL;
         sheaf_record__grant__init(record);
-        if (RAND_bytes(random, sizeof(random)) != 1)
-                memset(random, 0, sizeof(random));
+        /* An id that others have, too, would take their socket's place. */
+        if (RAND_bytes(random, sizeof(random)) != 1) {
+                sheaf_record__grant__free_unpacked(record, NULL);
+                return NULL;
+        }
         for (size_t i = 0; i < sizeof(random); i++)
                 snprintf(id + 2 * i, 3, "%02x", random[i]);
         record->id = strdup(id);
