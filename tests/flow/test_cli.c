@@ -48,7 +48,8 @@ static json_int_t number(json_t *root, const char *name)
 
 static const char *const verbs[] = { "add", "groups", "ls", "rm", "seal",
         "verify", "update", "share", "mount", "umount", "warmup", "stats",
-        "status", "grant", "job", "doctor", "sim", "completion", "version" };
+        "status", "grant", "job", "doctor", "sim", "completion", "man",
+        "version" };
 
 Test(cli, help_of_every_verb_without_a_daemon)
 {

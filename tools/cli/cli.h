@@ -58,12 +58,15 @@ struct cli {
 extern const struct cli_verb *const cli_verbs[];
 /* Options of every verb, ends with a NULL name. */
 extern const struct cli_option cli_global_options[];
+/* For people; the first line is a heading. */
+extern const char cli_exit_codes[];
 
 extern const struct cli_verb cli_verb_add, cli_verb_ls, cli_verb_rm,
         cli_verb_seal, cli_verb_verify, cli_verb_update, cli_verb_share,
         cli_verb_mount, cli_verb_umount, cli_verb_warmup, cli_verb_stats,
         cli_verb_status, cli_verb_grant, cli_verb_job, cli_verb_groups,
-        cli_verb_doctor, cli_verb_sim, cli_verb_completion, cli_verb_version;
+        cli_verb_doctor, cli_verb_sim, cli_verb_completion, cli_verb_man,
+        cli_verb_version;
 
 /* Fills @cli from @argv. 0, or an exit code after a message; -1: help was
  * asked for, with @cli->verb set where a verb was named. */

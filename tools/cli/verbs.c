@@ -25,11 +25,12 @@ const struct cli_verb *const cli_verbs[] = {
         &cli_verb_doctor,
         &cli_verb_sim,
         &cli_verb_completion,
+        &cli_verb_man,
         &cli_verb_version,
         NULL,
 };
 
-static const char exit_codes[] =
+const char cli_exit_codes[] =
         "Exit codes:\n"
         "  0 ok                        5 mount failed\n"
         "  1 the operation failed      6 damage found (verify)\n"
@@ -66,7 +67,7 @@ static void help_all(void)
         help_options(cli_global_options);
         printf("\n%s\nStart with:\n  sheaf doctor\n  sheaf add NAME DIR\n"
                "  sheaf VERB --help\n",
-                exit_codes);
+                cli_exit_codes);
 }
 
 void cli_help(const struct cli_verb *verb)
@@ -89,7 +90,7 @@ void cli_help(const struct cli_verb *verb)
                 printf("  %.*s\n", (int)len, line);
                 line += len + (line[len] == '\n');
         }
-        printf("\n%s", exit_codes);
+        printf("\n%s", cli_exit_codes);
 }
 
 /* "sheaf VERB: text" on stderr, control characters made visible. */
