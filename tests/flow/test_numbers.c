@@ -305,6 +305,7 @@ static const struct {
         { "clients.dropped_slow", "floods/nobody_reads" },
         { "clients.refused", "floods/thousands_of_connections" },
         { "disk.io_errors", "store_faults" },
+        { "disk.refused_full", "store_full" },
         { "fetch.writes_skipped", "a disk that is stuck" },
         { "jobs.journal_errors", "jobkeep, resume" },
         { "jobs.refused", "hostile/jobs_without_end" },
