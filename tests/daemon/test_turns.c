@@ -46,6 +46,9 @@ static struct sheaf_turns_stats after(
         cr_assert_eq(uv_loop_init(&loop), 0);
         cr_assert_eq(sheaf_turns_new(&loop, &turns), 0);
         uv_timer_init(&loop, &timer);
+        /* The first turn begins: a timer that is due before that is of none. */
+        uv_timer_start(&timer, nothing, 0, 0);
+        uv_run(&loop, UV_RUN_NOWAIT);
         uv_timer_start(&timer, callback, wait_ms, 0);
         /* A turn is told of when the next one begins. */
         uv_timer_init(&loop, &last);
