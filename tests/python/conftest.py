@@ -108,15 +108,16 @@ class Node:
     def sheaf(
         self, *arguments: str, check: bool = True
     ) -> "subprocess.CompletedProcess[str]":
-        return subprocess.run(
+        done = subprocess.run(
             ["sheaf", *arguments],
             env=self.environ(),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             timeout=60,
-            check=check,
         )
+        assert not (check and done.returncode), done.stderr
+        return done
 
     def add(self, name: str, files: dict[str, bytes]) -> None:
         """Makes files and adds the directory as a dataset."""

@@ -40,13 +40,13 @@ ODD = [
 def test_names_of_any_bytes(node: Node) -> None:
     """As files and as classes of an image folder; also in a worker."""
     for kind in ODD:
-        path = os.fsencode(node.origin / "odd") + b"/" + kind
+        path = os.fsencode(node.origin / "bytes") + b"/" + kind
         os.makedirs(path)
         for name in ODD:
             with open(path + b"/" + name, "wb") as file:
                 file.write(kind + b"/" + name)
-    node.sheaf("add", "odd", str(node.origin / "odd"))
-    ds = sheaf.Dataset("odd")
+    node.sheaf("add", "bytes", str(node.origin / "bytes"))
+    ds = sheaf.Dataset("bytes")
     want = sorted(kind + b"/" + name for kind in ODD for name in ODD)
     assert sorted(os.fsencode(key) for key in ds.files) == want
     assert sorted(os.fsencode(name) for name in ds.classes) == sorted(ODD)
